@@ -22,7 +22,7 @@ __all__ = ["Rope", "Yarn", "attention_factor", "cos_sin", "frequencies", "table"
 FREQUENCY_BITS = 128
 FACTOR_BITS = 64
 _ONE = 1 << FREQUENCY_BITS
-_TWO_PI_Q125 = 0xc90fdaa22168c234c4c6628b80dc1cd1
+_TWO_PI_Q125 = 0xC90FDAA22168C234C4C6628B80DC1CD1
 """floor(2 pi * 2^125)"""
 _SINE_TERMS = tuple(_ONE // factorial(2 * k + 1) for k in range(1, 16))
 _COSINE_TERMS = tuple(_ONE // factorial(2 * k) for k in range(1, 17))
