@@ -7,6 +7,7 @@ attention looks at the whole context, so a wrong block, position or row shows in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
