@@ -194,33 +194,66 @@ float dot(int format, const std::vector<Block>& w, const int8_t* codes, const fl
 
 extern "C" {
 
-int64_t ref_quant_activations(int32_t block, const float* x, int64_t rows, int64_t columns, int8_t* codes, float* scales) {
-  vox::FlushScope flush;
-  for (int64_t b = 0; b < rows * (columns / block); ++b) quantise(block, x + b * block, codes + b * block, scales + b);
+// The reference keeps weights as they are in the file, and activations as codes, then scales.
+
+int64_t ref_quant_file_bytes(int32_t format, int64_t rows, int64_t columns) {
+  if (format < 0 || format > 5 || rows <= 0 || columns <= 0) return -1;
+  const Shape shape = shape_of(format);
+  return columns % shape.columns == 0 ? rows * (columns / shape.columns) * shape.bytes : -1;
+}
+
+int64_t ref_quant_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
+  return ref_quant_file_bytes(format, rows, columns);
+}
+
+int64_t ref_quant_activation_bytes(int32_t block, int64_t rows, int64_t columns) {
+  if ((block != 32 && block != 256) || rows <= 0 || columns <= 0 || columns % block != 0) return -1;
+  return rows * columns + rows * (columns / block) * 4;
+}
+
+int64_t ref_quant_pack(int32_t format, const uint8_t* file, int64_t rows, int64_t columns, uint8_t* packed) {
+  const Shape shape = shape_of(format);
+  const int64_t blocks = columns / shape.columns;
+  memcpy(packed, file, static_cast<size_t>(rows * blocks * shape.bytes));
+  for (int64_t i = 0; i < rows * blocks; ++i) {
+    const Block block = read_block(format, file + i * shape.bytes);
+    if (!is_finite(block.d) || !is_finite(block.dmin)) return 1 + i / blocks;
+  }
   return 0;
 }
 
-int64_t ref_quant_linear(int32_t format, const uint8_t* file, int64_t outputs, int64_t columns, const float* x,
-                         int64_t rows, float* y) {
+int64_t ref_quant_activations(int32_t block, const float* x, int64_t rows, int64_t columns, uint8_t* activations) {
+  vox::FlushScope flush;
+  int8_t* codes = reinterpret_cast<int8_t*>(activations);
+  for (int64_t b = 0; b < rows * (columns / block); ++b) {
+    float scale;
+    quantise(block, x + b * block, codes + b * block, &scale);
+    memcpy(activations + rows * columns + 4 * b, &scale, 4);
+  }
+  return 0;
+}
+
+int64_t ref_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,
+                         const uint8_t* activations, int64_t rows, float* y) {
+  vox::FlushScope flush;
   const Shape shape = shape_of(format);
   const int64_t blocks = columns / shape.columns;
-  std::vector<int8_t> codes(static_cast<size_t>(rows * columns));
+  const int8_t* codes = reinterpret_cast<const int8_t*>(activations);
   std::vector<float> scales(static_cast<size_t>(rows * blocks));
-  ref_quant_activations(shape.columns, x, rows, columns, codes.data(), scales.data());
-  vox::FlushScope flush;
+  memcpy(scales.data(), activations + rows * columns, scales.size() * 4);
   std::vector<Block> w(static_cast<size_t>(blocks));
   for (int64_t n = 0; n < outputs; ++n) {
     for (int64_t b = 0; b < blocks; ++b)
-      w[static_cast<size_t>(b)] = read_block(format, file + (n * blocks + b) * shape.bytes);
+      w[static_cast<size_t>(b)] = read_block(format, packed + (n * blocks + b) * shape.bytes);
     for (int64_t r = 0; r < rows; ++r)
-      y[r * outputs + n] = dot(format, w, codes.data() + r * columns, scales.data() + r * blocks);
+      y[r * outputs + n] = dot(format, w, codes + r * columns, scales.data() + r * blocks);
   }
   for (int64_t i = 0; i < rows * outputs; ++i)
     if (!is_finite(y[i])) return 1 + i / outputs;
   return 0;
 }
 
-int64_t ref_quant_rows(int32_t format, const uint8_t* file, int64_t columns, const int32_t* ids, int64_t count,
+int64_t ref_quant_rows(int32_t format, const uint8_t* packed, int64_t columns, const int32_t* ids, int64_t count,
                        const float* scale, float* out) {
   vox::FlushScope flush;
   const Shape shape = shape_of(format);
@@ -228,7 +261,7 @@ int64_t ref_quant_rows(int32_t format, const uint8_t* file, int64_t columns, con
   int64_t fault = 0;
   for (int64_t r = 0; r < count; ++r)
     for (int64_t b = 0; b < blocks; ++b) {
-      const Block w = read_block(format, file + (ids[r] * blocks + b) * shape.bytes);
+      const Block w = read_block(format, packed + (ids[r] * blocks + b) * shape.bytes);
       for (int i = 0; i < shape.columns; ++i) {
         const int j = i / shape.sub_columns;
         float value = static_cast<float>(w.code[i]);
