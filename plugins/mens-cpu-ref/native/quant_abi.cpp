@@ -49,9 +49,10 @@ int64_t vox_quant_pack(int32_t format, const uint8_t* file, int64_t rows, int64_
 }
 
 int64_t vox_quant_activations(int32_t block, const float* x, int64_t rows, int64_t columns, uint8_t* activations) {
-  const vox::quant::ActivationTask task = {block, x, columns, reinterpret_cast<int8_t*>(activations),
+  const vox::quant::ActivationTask task = {block, x, rows, columns, reinterpret_cast<int8_t*>(activations),
                                            activations + vox::quant::activation_codes_bytes(rows, columns)};
-  return vox::run({kQuant.active().activations, &task, rows, columns / 4});
+  const int64_t panels = (rows + vox::quant::kPanelRows - 1) / vox::quant::kPanelRows;
+  return vox::run({kQuant.active().activations, &task, panels, columns});
 }
 
 int64_t vox_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,

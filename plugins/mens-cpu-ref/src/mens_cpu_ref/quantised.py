@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from mens_core.ops import Format, StoredTensor
 from vox_plugin_api.backend import BackendError
 

@@ -39,22 +39,38 @@ CANON int32_t sum_codes(const int8_t* q) {
   return sum;
 }
 
+CANON void describe(quant::Block32& out, float d, const int8_t* q) {
+  out.d = d;
+  out.negative_sum = -sum_codes<32>(q);
+}
+CANON void describe(quant::Block256& out, float d, const int8_t* q) {
+  out.d = d;
+  for (int i = 0; i < 16; ++i) out.negative_sum16[i] = -sum_codes<16>(q + 16 * i);
+  for (int i = 0; i < 8; ++i) out.sum32[i] = (int16_t)-(out.negative_sum16[2 * i] + out.negative_sum16[2 * i + 1]);
+}
+
+template <int N, class Block>
+static void quantise_panel(const quant::ActivationTask& task, int64_t panel) {
+  const int64_t first = panel * quant::kPanelRows, blocks = task.columns / N;
+  const int64_t width = task.rows - first < quant::kPanelRows ? task.rows - first : quant::kPanelRows;
+  for (int64_t r = 0; r < width; ++r) {
+    const float* x = task.x + (first + r) * task.columns;
+    int8_t* codes = task.codes + first * task.columns + 4 * r;
+    auto* block = static_cast<Block*>(task.blocks) + first * blocks + r;
+    for (int64_t b = 0; b < blocks; ++b, block += width) {
+      int8_t q[N];
+      const float d = quantise_block<N>(x + b * N, q);
+      describe(*block, d, q);
+      for (int g = 0; g < N / 4; ++g, codes += 4 * width) __builtin_memcpy(codes, q + 4 * g, 4);
+    }
+  }
+}
+
 static int64_t quantise_part(const void* opaque, int64_t begin, int64_t end, void*) {
   const auto& task = *static_cast<const quant::ActivationTask*>(opaque);
-  const int64_t blocks = task.columns / task.block;
-  for (int64_t b = begin * blocks; b < end * blocks; ++b) {
-    const float* x = task.x + b * task.block;
-    int8_t* q = task.codes + b * task.block;
-    if (task.block == 32) {
-      auto& out = static_cast<quant::Block32*>(task.blocks)[b];
-      out.d = quantise_block<32>(x, q);
-      out.sum = sum_codes<32>(q);
-      continue;
-    }
-    auto& out = static_cast<quant::Block256*>(task.blocks)[b];
-    out.d = quantise_block<256>(x, q);
-    for (int i = 0; i < 16; ++i) out.sum16[i] = sum_codes<16>(q + 16 * i);
-    for (int i = 0; i < 8; ++i) out.sum32[i] = (int16_t)(out.sum16[2 * i] + out.sum16[2 * i + 1]);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    if (task.block == 32) quantise_panel<32, quant::Block32>(task, panel);
+    else quantise_panel<256, quant::Block256>(task, panel);
   }
   return 0;
 }

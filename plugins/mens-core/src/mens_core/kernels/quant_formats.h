@@ -64,18 +64,23 @@ static constexpr int64_t group_bytes(Layout l, int64_t blocks) {
   return scale_plane_bytes(l.scale_bytes, blocks) + l.record_bytes * blocks;
 }
 
-// What is kept of an activation block beside its int8 codes.
+// What is kept of an activation block beside its int8 codes. Sums are negated: a format whose codes
+// are stored with an offset starts its integer sum at offset * -sum.
 struct Block32 {
   float d;
-  int32_t sum;
+  int32_t negative_sum;
 };
 struct Block256 {
   float d;
-  int16_t sum32[8];   // of each 32 codes; magnitude at most 4064
-  int32_t sum16[16];  // of each 16 codes
+  int16_t sum32[8];            // of each 32 codes; magnitude at most 4064
+  int32_t negative_sum16[16];  // of each 16 codes
 };
 
-// Rows of quantised activations: codes [rows][columns], then blocks [rows][columns / block].
+// Quantised activations: rows in panels of four, so that a tile of twelve rows walks three pointers.
+// A panel of w rows (four, or what is left) holds codes [columns / 4][w][4] and blocks
+// [columns / block][w]; panels follow each other, all codes first.
+constexpr int kPanelRows = 4;
+
 static constexpr int64_t activation_codes_bytes(int64_t rows, int64_t columns) { return (rows * columns + 63) / 64 * 64; }
 static constexpr int64_t activation_bytes(int32_t block, int64_t rows, int64_t columns) {
   return activation_codes_bytes(rows, columns) +
@@ -83,7 +88,7 @@ static constexpr int64_t activation_bytes(int32_t block, int64_t rows, int64_t c
 }
 
 // y [rows][outputs] = x W^T. Parts are (rows of x by kRowsPerPart) times (groups of W), groups fastest.
-constexpr int64_t kRowsPerPart = 96;  // a multiple of every tile; x of one part stays in a core's cache
+constexpr int64_t kRowsPerPart = 96;  // a multiple of the tiles of 4, 8 and 12; x of one part stays in a core's cache
 struct LinearTask {
   int32_t format;
   const uint8_t* packed;
@@ -94,11 +99,11 @@ struct LinearTask {
   float* y;
 };
 
-// Parts are rows.
+// Parts are panels.
 struct ActivationTask {
   int32_t block;
   const float* x;
-  int64_t columns;
+  int64_t rows, columns;
   int8_t* codes;
   void* blocks;
 };

@@ -12,11 +12,12 @@ namespace vox {
 namespace VOX_ISA {
 
 // --- codes ---------------------------------------------------------------------------------
-// Blocks of 32: `codes<G>(record)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group.
+// Blocks of 32: `codes<G>(record)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
+// than the weight's code by 2^log2_offset (-1: not at all).
 
 struct CodesQ8_0 {
   using Record = quant::RecordQ8_0;
-  static constexpr int32_t offset = kFullOffset;
+  static constexpr int log2_offset = kFullOffsetLog2;
   template <int G>
   CANON FullBytes codes(const uint8_t* record) {
     return full_bytes(load_bytes(record + G * quant::kKGroupBytes));
@@ -32,7 +33,7 @@ CANON Bytes nibbles32(const uint8_t* codes) {
 }
 struct CodesQ4_0 {
   using Record = quant::RecordQ4_0;
-  static constexpr int32_t offset = 8;
+  static constexpr int log2_offset = 3;
   template <int G>
   CANON Bytes codes(const uint8_t* record) {
     return nibbles32<G>(record);
@@ -42,7 +43,7 @@ struct CodesQ4_0 {
 // One byte of the plane holds bit 4 of eight codes: bit G belongs to k-group G.
 struct CodesQ5_0 {
   using Record = quant::RecordQ5_0;
-  static constexpr int32_t offset = 16;
+  static constexpr int log2_offset = 4;
   template <int G>
   CANON Bytes codes(const uint8_t* record) {
     return insert_bits<4 - G, 16>(nibbles32<G>(record), load_bytes(record + Record::high));
@@ -56,7 +57,7 @@ struct CodesQ4_K {
   using Record = quant::RecordQ4_K;
   static constexpr int parts = 4, subs = 2, groups = 8, sub_columns = 32;
   static constexpr bool has_min = true;
-  static constexpr int32_t offset = 0;
+  static constexpr int log2_offset = -1;
   template <int J, int G>
   CANON Bytes codes(const uint8_t* record, int part) {
     const Bytes pair = load_bytes(record + (part * 8 + G) * quant::kKGroupBytes);
@@ -68,7 +69,7 @@ struct CodesQ5_K {
   using Record = quant::RecordQ5_K;
   static constexpr int parts = 4, subs = 2, groups = 8, sub_columns = 32;
   static constexpr bool has_min = true;
-  static constexpr int32_t offset = 0;
+  static constexpr int log2_offset = -1;
   template <int J, int G>
   CANON Bytes codes(const uint8_t* record, int part) {
     return insert_bits<4 - G, 16>(CodesQ4_K::codes<J, G>(record, part),
@@ -80,7 +81,7 @@ struct CodesQ6_K {
   using Record = quant::RecordQ6_K;
   static constexpr int parts = 2, subs = 8, groups = 4, sub_columns = 16;
   static constexpr bool has_min = false;
-  static constexpr int32_t offset = 32;
+  static constexpr int log2_offset = 5;
   // The 128 columns are four quarters of 32: quarters 0 and 1 are the low nibbles of two runs of
   // bytes, 2 and 3 the high nibbles of the same; bits 4 and 5 of all four lie in one byte of the plane.
   template <int J, int G>
@@ -98,82 +99,108 @@ struct CodesQ6_K {
 // Bytes ahead of use at which a record is asked for: about memory latency times one core's bandwidth.
 constexpr int kPrefetchBytes = 4096;
 
-template <int BYTES>
-CANON void prefetch_record(const uint8_t* record) {
-  for (int i = 0; i < BYTES; i += 64) prefetch(record + kPrefetchBytes + i);
+// Step I of N through a record: its share of cache lines. Spread out, so that no burst fills the
+// core's few line buffers.
+template <int BYTES, int I, int N>
+CANON void prefetch_share(const uint8_t* record) {
+  constexpr int lines = BYTES / 64;
+  for (int i = lines * I / N; i < lines * (I + 1) / N; ++i) prefetch(record + kPrefetchBytes + 64 * i);
 }
 
-struct Rows {  // of x, from the tile's first one
-  const int8_t* codes;
-  const void* blocks;
-  int64_t columns;
+// R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
+template <class Block, int R>
+struct Panels {
+  static constexpr int width = R < quant::kPanelRows ? R : quant::kPanelRows;
+  static constexpr int count = (R + quant::kPanelRows - 1) / quant::kPanelRows;
+  const int8_t* codes[count];
+  const Block* blocks[count];
+
+  Panels(const quant::LinearTask& task, int64_t row, int64_t block_count) {
+    for (int i = 0; i < count; ++i) {
+      codes[i] = task.codes + (row + i * width) * task.columns;
+      blocks[i] = static_cast<const Block*>(task.blocks) + (row + i * width) * block_count;
+    }
+  }
+  inline __attribute__((always_inline)) int32_t four(int r, int k_group) const {
+    return load_i32(codes[r / width] + (k_group * width + r % width) * 4);
+  }
+  inline __attribute__((always_inline)) const Block& block(int r) const { return blocks[r / width][r % width]; }
+  inline __attribute__((always_inline)) void next() {
+    for (int i = 0; i < count; ++i) {
+      codes[i] += width * (sizeof(Block) == sizeof(quant::Block32) ? 32 : 256);
+      blocks[i] += width;
+    }
+  }
 };
 
+template <int LOG2>
+CANON VI start_of_sum(int32_t negative_sum) {
+  return LOG2 < 0 ? i_splat(0) : i_shl<LOG2 < 0 ? 0 : LOG2>(i_splat(negative_sum));
+}
+CANON VF load_scales(const uint8_t* p) { return f_load_f16(reinterpret_cast<const uint16_t*>(p)); }
+
 template <class F, int R>
-static void tile32(const uint8_t* group, int64_t blocks, Rows x, VF* y) {
-  const auto* block = static_cast<const quant::Block32*>(x.blocks);
+static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
+  Panels<quant::Block32, R> x(task, row, blocks);
   const uint8_t* scales = group;
   const uint8_t* record = group + quant::scale_plane_bytes(32, blocks);
   for (int64_t first = 0; first < blocks; first += quant::kChunkBlocks) {
     const int64_t end = first + quant::kChunkBlocks < blocks ? first + quant::kChunkBlocks : blocks;
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
-    for (int64_t b = first; b < end; ++b, record += F::Record::bytes) {
-      if (R == 1) prefetch_record<F::Record::bytes>(record);
+    for (int64_t b = first; b < end; ++b, record += F::Record::bytes, scales += 32, x.next()) {
       VI sum[R];
-      for (int r = 0; r < R; ++r) sum[r] = i_splat(F::offset != 0 ? -F::offset * block[r * blocks + b].sum : 0);
+      for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum);
       unroll<8>([&](auto g) {
         constexpr int G = decltype(g)::value;
+        prefetch_share<F::Record::bytes, G, 8>(record);
         const auto w = F::template codes<G>(record);
-        for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, load_i32(x.codes + r * x.columns + b * 32 + 4 * G));
+        for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
       });
-      const VF d = f_load_f16(reinterpret_cast<const uint16_t*>(scales + b * 32));
-      for (int r = 0; r < R; ++r)
-        p[r] = f_fma(f_mul(d, f_splat(block[r * blocks + b].d)), i_to_f(sum[r]), p[r]);
+      const VF d = load_scales(scales);
+      for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(sum[r]), p[r]);
     }
     for (int r = 0; r < R; ++r) y[r] = first == 0 ? p[r] : f_add(y[r], p[r]);
   }
 }
 
 template <class F, int R>
-static void tile256(const uint8_t* group, int64_t blocks, Rows x, VF* y) {
+static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
   constexpr int scale_bytes = F::has_min ? 64 : 32;
-  const auto* block = static_cast<const quant::Block256*>(x.blocks);
+  Panels<quant::Block256, R> x(task, row, blocks);
   const uint8_t* scales = group;
   const uint8_t* record = group + quant::scale_plane_bytes(scale_bytes, blocks);
-  for (int64_t b = 0; b < blocks; ++b, record += F::Record::bytes) {
-    if (R == 1) prefetch_record<F::Record::bytes>(record);
+  for (int64_t b = 0; b < blocks; ++b, record += F::Record::bytes, scales += scale_bytes, x.next()) {
     VI u[R];
     for (int r = 0; r < R; ++r) u[r] = i_splat(0);
     for (int part = 0; part < F::parts; ++part) {
       unroll<F::subs>([&](auto j) {
         constexpr int J = decltype(j)::value;
         const int sub = part * F::subs + J;
+        prefetch_share<F::Record::bytes / F::parts, J, F::subs>(record + part * (F::Record::bytes / F::parts));
         VI sum[R];
-        for (int r = 0; r < R; ++r) sum[r] = i_splat(F::offset != 0 ? -F::offset * block[r * blocks + b].sum16[sub] : 0);
+        for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub % 16]);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
           const Bytes w = F::template codes<J, G>(record, part);
-          for (int r = 0; r < R; ++r)
-            sum[r] = dot_codes(sum[r], w, load_i32(x.codes + r * x.columns + b * 256 + sub * F::sub_columns + 4 * G));
+          for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
         });
         const VI scale = F::scale(record, sub);
         for (int r = 0; r < R; ++r) u[r] = i_mul_add(scale, sum[r], u[r]);
       });
     }
-    const VF d = f_load_f16(reinterpret_cast<const uint16_t*>(scales + b * scale_bytes));
+    const VF d = load_scales(scales);
     VF p[R];
-    for (int r = 0; r < R; ++r)
-      p[r] = f_fma(f_mul(d, f_splat(block[r * blocks + b].d)), i_to_f(u[r]), f_splat(0.0f));
+    for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(u[r]), f_splat(0.0f));
     if constexpr (F::has_min) {
       VI v[R];
       for (int r = 0; r < R; ++r) v[r] = i_splat(0);
       for (int i = 0; i < 4; ++i) {
         const Pairs mins = load_pairs(record + F::Record::mins + 32 * i);
-        for (int r = 0; r < R; ++r) v[r] = dot_pairs(v[r], mins, load_i32(block[r * blocks + b].sum32 + 2 * i));
+        for (int r = 0; r < R; ++r) v[r] = dot_pairs(v[r], mins, load_i32(x.block(r).sum32 + 2 * i));
       }
-      const VF dmin = f_load_f16(reinterpret_cast<const uint16_t*>(scales + b * scale_bytes + 32));
-      for (int r = 0; r < R; ++r) p[r] = f_fnma(f_mul(dmin, f_splat(block[r * blocks + b].d)), i_to_f(v[r]), p[r]);
+      const VF dmin = load_scales(scales + 32);
+      for (int r = 0; r < R; ++r) p[r] = f_fnma(f_mul(dmin, f_splat(x.block(r).d)), i_to_f(v[r]), p[r]);
     }
     for (int r = 0; r < R; ++r) y[r] = b == 0 ? p[r] : f_add(y[r], p[r]);
   }
@@ -181,21 +208,19 @@ static void tile256(const uint8_t* group, int64_t blocks, Rows x, VF* y) {
 
 // --- parts ---------------------------------------------------------------------------------
 
-// Tiles as tall as the instruction set has registers for, then lower ones for the rest.
+// Tiles as tall as the instruction set has registers for, then lower ones for the rest. Tiles of
+// four or more rows start at a panel; at most one lower tile ends the rows.
 template <class F, int R>
 static int64_t group_rows(const uint8_t* group, const quant::LinearTask& task, int64_t output, int64_t row, int64_t end) {
-  constexpr int next = R > 8 ? 8 : R > 6 ? 6 : R > 4 ? 4 : R - 1;
+  constexpr int next = R > quant::kPanelRows ? R - quant::kPanelRows : R - 1;
   constexpr quant::Layout layout = quant::layout_of(F::format);
   const int64_t blocks = task.columns / layout.block;
   const int64_t outputs = task.outputs - output < quant::kGroupRows ? task.outputs - output : quant::kGroupRows;
-  const auto block_bytes = static_cast<int64_t>(layout.block == 32 ? sizeof(quant::Block32) : sizeof(quant::Block256));
   int64_t fault = 0;
   for (; row + R <= end; row += R) {
-    const Rows x = {task.codes + row * task.columns,
-                    static_cast<const uint8_t*>(task.blocks) + row * blocks * block_bytes, task.columns};
     VF y[R];
-    if constexpr (layout.block == 32) tile32<typename F::Codes, R>(group, blocks, x, y);
-    else tile256<typename F::Codes, R>(group, blocks, x, y);
+    if constexpr (layout.block == 32) tile32<typename F::Codes, R>(group, blocks, task, row, y);
+    else tile256<typename F::Codes, R>(group, blocks, task, row, y);
     for (int r = 0; r < R; ++r) {
       float* to = task.y + (row + r) * task.outputs + output;
       FiniteWatch watch;

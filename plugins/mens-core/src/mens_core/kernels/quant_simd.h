@@ -45,7 +45,7 @@ CANON void unroll(const Body& body) {
 constexpr int kQuantTile = 12;  // rows of x that share one reading of a group of W
 using Bytes = __m512i;
 using FullBytes = __m512i;  // q + 128: the unsigned side of vpdpbusd; the sum is corrected by 128 * sum(a)
-constexpr int32_t kFullOffset = 128;
+constexpr int kFullOffsetLog2 = 7;
 
 CANON Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 CANON Bytes low_nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
@@ -85,7 +85,7 @@ struct Bytes {
 struct FullBytes {
   Bytes magnitude, sign;
 };
-constexpr int32_t kFullOffset = 0;
+constexpr int kFullOffsetLog2 = -1;
 
 CANON Bytes load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
@@ -159,7 +159,7 @@ struct Bytes {
 struct FullBytes {
   int8x16_t v[4];
 };
-constexpr int32_t kFullOffset = 0;
+constexpr int kFullOffsetLog2 = -1;
 
 #define VOX_EACH(V, expression)                    \
   V r;                                             \
