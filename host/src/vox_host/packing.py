@@ -95,17 +95,32 @@ def pack_plugin(
 def released_manifest(embedded: str, artifacts: dict[str, Artifact]) -> str:
     """Return the embedded manifest's text plus one `[artifacts.*]` table per platform."""
     tables = [
-        f'[artifacts.{platform}]\nfile = "{artifact.file}"\nsha256 = "{artifact.sha256}"\nsize = {artifact.size}\n'
-        for platform, artifact in sorted(artifacts.items())
+        f'[artifacts.{platform}]\nfile = "{a.file}"\nsha256 = "{a.sha256}"\nsize = {a.size}\n'
+        for platform, a in sorted(artifacts.items())
     ]
     return "\n".join([embedded.rstrip() + "\n", *tables])
 
 
 def _build_wheel(source: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise PluginError(
