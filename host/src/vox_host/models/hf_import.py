@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import ModelError
-from vox_host.models.model_manifest import model_digest
+from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_host.models.source import Contents, License, as_model_error
 from vox_host.models.tokenizer_file import load_tokenizer
@@ -80,8 +80,12 @@ class HuggingFaceSource:
         digests: dict[str, str] = {}
         done = 0
         for file in self.files:
-            copy = None if target is None else target / file.name
-            digests[file.name] = copy_hashed(file, copy, step=step, progress=progress, done=done, total=total)
+            name = LICENSE_FOLDER + file.name if _TERMS.fullmatch(file.name) else file.name
+            copy = None
+            if target is not None:
+                copy = target / name
+                copy.parent.mkdir(exist_ok=True)
+            digests[name] = copy_hashed(file, copy, step=step, progress=progress, done=done, total=total)
             done += file.stat().st_size
         return digests
 

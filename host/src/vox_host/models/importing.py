@@ -121,7 +121,8 @@ def import_model(
             scratch.mkdir()
             contents = source.write(model, scratch, progress)
             _write_manifest(model, name, source, source.identity(progress), contents)
-            _sync_directory(model)
+            for directory in (model, *(path for path in model.iterdir() if path.is_dir())):
+                _sync_directory(directory)
             model.rename(target)
         _sync_directory(catalogue.models_dir)
     return Imported(catalogue.find(name), was_there=False)
