@@ -29,7 +29,7 @@ async def serving() -> AsyncIterator[Callable]:
                 service, access=Access(api_key, checks_host), admission=admission
             )
             server = TestServer(app)
-            await server.start_server(handler_cancellation=True)
+            await server.start_server()
             client = TestClient(server)
             stack.push_async_callback(client.close)
             if service._template is not None:

@@ -27,6 +27,7 @@ from typing import Any
 import tokenizers
 
 from vox_host.errors import ModelError
+from vox_host.models.tokenizer_file import load_tokenizer
 
 __all__ = ["ChatTemplateSource", "PromptTooLong", "Tokenizer"]
 
@@ -98,7 +99,7 @@ class Tokenizer:
             ModelError: a file is missing or malformed.
         """
         path = model_dir / "tokenizer.json"
-        tokenizer = _load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
         config = _read_json(model_dir / "tokenizer_config.json")
         model = _read_json(model_dir / "config.json")
         model = (
@@ -249,17 +250,6 @@ def _within(ids: list[int], limit: int | None) -> list[int]:
 
 
 # --- reading the folder ----------------------------------------------------------------------
-
-
-def _load_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise ModelError("tokenizer-missing", f"the model has no tokenizer: {path} does not exist")
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as problem:  # noqa: BLE001 -- the library raises plain Exception for a bad file
-        raise ModelError(
-            "tokenizer-malformed", f"{path} could not be read as a tokenizer: {problem}"
-        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

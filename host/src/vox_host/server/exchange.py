@@ -19,7 +19,7 @@ from vox_host.server.api_error import ApiError, api_error_of, internal_error
 
 __all__ = ["EXCHANGE", "REQUEST_ID", "Exchange", "dumps", "json_response", "stream_events"]
 
-REQUEST_ID = "vox_request_id"
+REQUEST_ID = web.RequestKey("request_id", str)
 KEEPALIVE_S = 5.0
 _log = logging.getLogger("vox_host.server")
 
