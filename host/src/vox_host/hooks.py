@@ -38,7 +38,7 @@ class SignatureVerdict:
 
 class _Specifications:
     @hookspec
-    def vox_host_verify_signature(self, manifest: Manifest, archive_path: Path) -> SignatureVerdict | None:  # type: ignore[empty-body]
+    def vox_host_verify_signature(self, manifest: Manifest, archive_path: Path) -> SignatureVerdict | None:
         """Judge the origin of an archive whose checksum was already verified.
 
         Called once per installation, before anything of the archive is placed. None: no opinion.
@@ -67,7 +67,9 @@ def load_hooks() -> pluggy.PluginManager:
     return manager
 
 
-def verify_signature(manager: pluggy.PluginManager, manifest: Manifest, archive_path: Path) -> tuple[str, ...]:
+def verify_signature(
+    manager: pluggy.PluginManager, manifest: Manifest, archive_path: Path
+) -> tuple[str, ...]:
     """Ask every extension about an archive; return who vouches for it (often nobody).
 
     Raises:

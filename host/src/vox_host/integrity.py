@@ -88,6 +88,8 @@ class Receipt(_Record):
     manifest: str
     """Plugin.toml, relative to the tree."""
     manifest_digest: str
+    packages: str
+    """The folder that modules are imported from, relative to the tree; empty for a plain library."""
     python: str | None
     """The interpreter's name in the tree, relative to it; None for a plain native library."""
     interpreter: Interpreter | None
@@ -156,7 +158,7 @@ def read_entries(
     entries = []
     for relative, path, info in _walk(root):
         if stat.S_ISLNK(info.st_mode):
-            target = os.readlink(path)
+            target = str(path.readlink())
             end = os.path.realpath(path)
             inside = Path(end) == real_root or real_root in Path(end).parents
             if not inside and end != allowed:
@@ -216,7 +218,7 @@ def load_receipt(path: Path) -> Receipt:
             f'{path} is the receipt of another plugin, "{receipt.plugin}"',
             remedy=f"vox-host plugin remove {path.stem}",
         )
-    for name in (receipt.environment, receipt.manifest, receipt.python or "python"):
+    for name in (receipt.environment, receipt.manifest, receipt.packages, receipt.python or "python"):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
     return receipt
@@ -260,7 +262,9 @@ def verify_installation(receipt: Receipt, plugins_dir: Path, *, full: bool = Fal
         cache.remember(path, info, digest)
         return digest
 
-    found = {entry.path: entry for entry in read_entries(root, interpreter=interpreter, file_digest=file_digest)}
+    found = {
+        entry.path: entry for entry in read_entries(root, interpreter=interpreter, file_digest=file_digest)
+    }
     for path in sorted(recorded.keys() | found.keys(), key=os.fsencode):
         if recorded.get(path) != found.get(path):
             raise _mismatch(receipt, path, _show(recorded.get(path)), _show(found.get(path)), root)
@@ -361,9 +365,7 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
                     pending.append((relative + "/", Path(name.path)))
 
 
-def _verify_interpreter(
-    receipt: Receipt, interpreter: Interpreter, cache: _StatCache, *, full: bool
-) -> None:
+def _verify_interpreter(receipt: Receipt, interpreter: Interpreter, cache: _StatCache, *, full: bool) -> None:
     path = Path(interpreter.path)
     try:
         info = path.stat()

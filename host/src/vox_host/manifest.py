@@ -31,6 +31,7 @@ __all__ = [
     "PluginSection",
     "RequiresSection",
     "differences_from_embedded",
+    "find_source_manifest",
     "load_manifest",
     "parse_manifest",
 ]
@@ -252,6 +253,40 @@ def load_manifest(path: Path, **expected: Any) -> tuple[Manifest, str]:
             facts=[("path", str(path))],
         ) from None
     return parse_manifest(data, source=str(path), **expected), hashlib.sha256(data).hexdigest()
+
+
+# Not the package's own: environments, build results, tests.
+_NOT_SOURCE = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv"}
+
+
+def find_source_manifest(folder: Path) -> Path:
+    """Return the one Plugin.toml among a source folder's packages.
+
+    Raises:
+        PluginError: there is none, or more than one.
+    """
+    found: list[Path] = []
+    pending = [folder]
+    while pending:
+        for path in sorted(pending.pop().iterdir()):
+            if path.name == FILE_NAME and path.is_file():
+                found.append(path)
+            elif (
+                path.is_dir()
+                and not path.is_symlink()
+                and path.name[0] != "."
+                and path.name not in _NOT_SOURCE
+            ):
+                pending.append(path)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(sorted(str(path.relative_to(folder)) for path in found)) or "none"
+    raise PluginError(
+        "manifest-missing" if not found else "manifest-twice",
+        f"the sources in {folder} must hold exactly one {FILE_NAME}; found {names}",
+        facts=[("path", str(folder))],
+        remedy=f"Put {FILE_NAME} inside the package, as package data.",
+    )
 
 
 def differences_from_embedded(released: Manifest, embedded: Manifest) -> list[tuple[str, str]]:

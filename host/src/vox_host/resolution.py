@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vox_host.errors import NoCandidateError
+from vox_host.errors import IntegrityError, NoCandidateError, VoxError
 from vox_host.hardware.record import Device, Machine
 from vox_host.integrity import Receipt
 from vox_host.manifest import Manifest
@@ -136,6 +136,8 @@ def resolve(
 
     Raises:
         NoCandidateError: nothing fits, or the named plugin doesn't; one fact per candidate.
+        IntegrityError: the named plugin (with `auto`, any installed one) was changed, or is
+            not verified where that is required.
     """
     records = explain(request, machine, candidates, outcomes)
     failures = {record.plugin_id: record for record in records if record.status == "failed"}
@@ -148,15 +150,23 @@ def resolve(
             raise _named_refused(named[0], failures[request.plugin])
         chosen = named[0]
     else:
+        # A changed plugin is no reason to quietly use another one.
+        for candidate in ordered:
+            record = failures.get(candidate.plugin_id)
+            if record is not None and record.code == "integrity-mismatch":
+                raise _named_refused(candidate, record)
         fitting = [c for c in ordered if c.plugin_id not in failures]
         if not fitting:
             raise _nothing_fits(request, ordered, failures)
         chosen = fitting[0]
-    reason, failed = None, ()
+    reason: str | None = None
+    failed: tuple[str, ...] = ()
     if request.plugin == AUTO and chosen.lane == "cpu":
         reason, failed = _why_degraded(machine, ordered, failures)
     warnings = tuple(
-        record.detail for record in records if record.plugin_id == chosen.plugin_id and record.status == "warned"
+        record.detail
+        for record in records
+        if record.plugin_id == chosen.plugin_id and record.status == "warned"
     )
     return Resolution(
         chosen=chosen, records=records, degraded_reason=reason, failed=failed, warnings=warnings
@@ -316,9 +326,7 @@ _PROBES = {"nvidia": ("nvml", "nvidia-smi"), "apple": ("sysctl", "vm_stat")}
 _VENDOR = {"nvidia": "an NVIDIA", "apple": "an Apple"}
 
 
-def _meet(
-    machine: Machine, namespace: str, group: list[Requirement]
-) -> tuple[str | None, str, str | None]:
+def _meet(machine: Machine, namespace: str, group: list[Requirement]) -> tuple[str | None, str, str | None]:
     """Return (refusal or None, what met it, remedy)."""
     needs = ", ".join(r.text for r in group)
     if namespace == "cpu":
@@ -339,10 +347,10 @@ def _meet(
         if not device.is_visible:
             seen.append(f"{name} is hidden by CUDA_VISIBLE_DEVICES")
             continue
-        lacking = [_lack(machine, device, r) for r in group]
-        if not any(lacking):
+        unmet = [text for text in (_lack(machine, device, r) for r in group) if text]
+        if not unmet:
             return None, name, None
-        seen.append(f"{name} has {', '.join(text for text in lacking if text)}")
+        seen.append(f"{name} has {', '.join(unmet)}")
     return f"needs {needs}; {'; '.join(seen)}", "", None
 
 
@@ -407,9 +415,10 @@ def _not_installed(request: Request, ordered: Sequence[Candidate]) -> NoCandidat
     )
 
 
-def _named_refused(candidate: Candidate, record: StageRecord) -> NoCandidateError:
+def _named_refused(candidate: Candidate, record: StageRecord) -> VoxError:
     version = f" {candidate.version}" if candidate.version else ""
-    return NoCandidateError(
+    kind = IntegrityError if record.stage == "integrity" else NoCandidateError
+    return kind(
         record.code,
         f'plugin "{candidate.plugin_id}"{version} can\'t run here; nothing was started',
         facts=[("stage", record.stage), ("reason", record.detail), ("found at", candidate.location)],
