@@ -75,7 +75,18 @@ def serving(model: str, threads: int):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vox_host", "serve", "--model", model, "--port", str(port), "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "vox_host",
+        "serve",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        "--threads",
+        str(threads),
+    ]
     began = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     memory = PeakMemory(server.pid)
@@ -83,7 +94,9 @@ def serving(model: str, threads: int):
     try:
         while True:
             if server.poll() is not None:
-                raise SystemExit(f"serve ended with status {server.returncode}: {server.stderr.read().decode()[-2000:]}")
+                raise SystemExit(
+                    f"serve ended with status {server.returncode}: {server.stderr.read().decode()[-2000:]}"
+                )
             try:
                 if request(port, "GET", "/health")["status"] == "ok":
                     break
@@ -123,7 +136,9 @@ def measure_vox(model: str, threads: int, tokens: int, prefill: int) -> dict:
         began = time.perf_counter()
         answers: list = [None] * 8
         workers = [
-            threading.Thread(target=lambda i=i: answers.__setitem__(i, completion(port, model, PROMPT, tokens)))
+            threading.Thread(
+                target=lambda i=i: answers.__setitem__(i, completion(port, model, PROMPT, tokens))
+            )
             for i in range(8)
         ]
         for worker in workers:
@@ -168,8 +183,17 @@ def main() -> None:
         ours.append(measure_vox(options.model, options.threads, options.tokens, options.prefill))
         other = measure_llama(options.gguf, options.threads, options.tokens, options.prefill)
         theirs += [other] if other else []
-        print(f"round {index + 1}: vox {json.dumps(ours[-1])}\n         llama.cpp {json.dumps(other)}", file=sys.stderr)
-    names = ("ready_s", "decode_tokens_per_s", "prefill_tokens_per_s", "decode_8_tokens_per_s", "peak_pss_mib")
+        print(
+            f"round {index + 1}: vox {json.dumps(ours[-1])}\n         llama.cpp {json.dumps(other)}",
+            file=sys.stderr,
+        )
+    names = (
+        "ready_s",
+        "decode_tokens_per_s",
+        "prefill_tokens_per_s",
+        "decode_8_tokens_per_s",
+        "peak_pss_mib",
+    )
     report = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": {"processor": cpu_name(), "threads": options.threads, "system": platform.platform()},
@@ -181,9 +205,12 @@ def main() -> None:
     }
     if theirs:
         shared = ("decode_tokens_per_s", "prefill_tokens_per_s")
-        report["llama_cpp_median"] = {n: round(statistics.median(row[n] for row in theirs), 2) for n in shared}
+        report["llama_cpp_median"] = {
+            n: round(statistics.median(row[n] for row in theirs), 2) for n in shared
+        }
         report["ratio_median"] = {
-            n: round(statistics.median(a[n] / b[n] for a, b in zip(ours, theirs, strict=True)), 3) for n in shared
+            n: round(statistics.median(a[n] / b[n] for a, b in zip(ours, theirs, strict=True)), 3)
+            for n in shared
         }
     print(json.dumps({k: v for k, v in report.items() if k not in ("vox", "llama_cpp")}, indent=1))
     if options.out:
