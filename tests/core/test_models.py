@@ -1,6 +1,7 @@
 """The models over a plain numpy lane: shape of a step, caches, faults, and no bug left unseen."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -82,8 +83,22 @@ def test_float32_logits_are_within_the_rounding_bound_of_the_exact_ones(family, 
     assert np.abs(found - exact).max() < bound
 
 
-def exact_logits(family, ids):
-    config = BY_FAMILY[family]
+def test_attention_softcap_is_applied_where_a_config_asks_for_it(tmp_path):
+    config = BY_FAMILY["gemma3"] | {"attn_logit_softcapping": 3.0}
+    ids = some_ids(150)
+    exact, bound = exact_logits("gemma3", ids, 3.0)
+    found = all_logits(open_model(write_model(tmp_path, config, seed=3), NumpyLane()).model, ids)
+    assert np.abs(found - exact).max() < bound
+    assert np.abs(exact - exact_logits("gemma3", ids)[0]).max() > 2 * bound
+
+
+def exact_logits(family, ids, softcap=None):
+    return _exact_logits(family, tuple(ids), softcap)
+
+
+@functools.cache
+def _exact_logits(family, ids, softcap):
+    config = BY_FAMILY[family] | ({"attn_logit_softcapping": softcap} if softcap else {})
     tensors = random_tensors(parse_config(config), 3)
     named = {name.removeprefix("model."): t for name, t in tensors.items()}
     head = "lm_head.weight" if "lm_head.weight" in named else "embed_tokens.weight"

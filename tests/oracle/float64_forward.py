@@ -80,9 +80,15 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     )
 
 
-def forward(settings: Settings, get: Get, head: npt.NDArray[Any], token_ids: Sequence[int]) -> Array:
-    """Return the float64 logits of every position: [positions, V]."""
-    return logits_of(settings, get, head, hidden_states(settings, get, token_ids))
+def forward(
+    settings: Settings, get: Get, head: Get, token_ids: Sequence[int], last: int | None = None
+) -> Array:
+    """Return the float64 logits of the last `last` positions (None: all): [positions, V].
+
+    `head` gives the output matrix for the name "lm_head.weight", tied or not.
+    """
+    hidden = hidden_states(settings, get, token_ids)
+    return logits_of(settings, get, head("lm_head.weight"), hidden if last is None else hidden[-last:])
 
 
 def hidden_states(settings: Settings, get: Get, token_ids: Sequence[int]) -> Array:

@@ -61,6 +61,32 @@ class GgufWeights:
             norm_offset=0.0,  # the conversion to GGUF added the 1
         )
 
+    def names(self) -> list[str]:
+        return sorted(self._tensors)
+
+    def config(self) -> dict[str, object]:
+        """The same settings as a config.json."""
+        s = self.settings()
+        return {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_size": round(s.embed_scale**2),
+            "intermediate_size": self._tensors["layers.0.mlp.up_proj.weight"].shape[1].item(),
+            "num_hidden_layers": s.layers,
+            "num_attention_heads": s.heads,
+            "num_key_value_heads": s.kv_heads,
+            "head_dim": s.head_dim,
+            "vocab_size": self._tensors["embed_tokens.weight"].shape[1].item(),
+            "max_position_embeddings": self.reader.fields["gemma3.context_length"].contents(),
+            "rms_norm_eps": s.eps,
+            "rope_theta": s.theta,
+            "rope_local_base_freq": s.local_theta,
+            "sliding_window": s.window,
+            "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256,
+            "tie_word_embeddings": True,
+        }
+
     def _dequantise(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
         return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)

@@ -25,7 +25,7 @@ def logit_bound(
     settings: Settings, tensors: Mapping[str, npt.NDArray[Any]], head_name: str, token_ids: Sequence[int]
 ) -> tuple[npt.NDArray[np.float64], float]:
     """Return the exact logits and how far any float32 logit may be from them."""
-    exact = forward(settings, tensors.__getitem__, tensors[head_name], token_ids)
+    exact = _head_logits(settings, tensors, head_name, token_ids)
     worst = 0.0
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -33,6 +33,12 @@ def logit_bound(
             name: w.astype(np.float64) * (1 + rng.choice((-1, 1), w.shape) * (w.shape[-1] + 12) * U)
             for name, w in sorted(tensors.items())
         }
-        other = forward(settings, moved.__getitem__, moved[head_name], token_ids)
+        other = _head_logits(settings, moved, head_name, token_ids)
         worst = max(worst, float(np.abs(other - exact).max()))
     return exact, 2 * worst
+
+
+def _head_logits(
+    settings: Settings, tensors: Mapping[str, npt.NDArray[Any]], head_name: str, token_ids: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    return forward(settings, tensors.__getitem__, lambda _: tensors[head_name], token_ids)
