@@ -320,8 +320,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 def _token_decoder(tokenizer: tokenizers.Tokenizer, where: str) -> Any:
     """Return the function from an id to its bytes that the tokenizer's own decoder implies."""
     decoder = tokenizer.decoder
-    description: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-    steps: list[dict[str, Any]] = description["decoders"] if description["type"] == "Sequence" else [description]
+    description: dict[str, Any] = (
+        json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
+    )
+    steps: list[dict[str, Any]] = (
+        description["decoders"] if description["type"] == "Sequence" else [description]
+    )
     kinds = {step["type"] for step in steps}
 
     def piece(token_id: int) -> str:
