@@ -154,9 +154,11 @@ class NumpyLane(Ops):
             scores = np.where(visible[:, None, None, :], scores, F32(-np.inf))
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
-            # What is masked takes no part, be it NaN.
-            v = np.where((visible.any(axis=0))[:, None, None], v, F32(0))
-            out[rows] = np.einsum("ngjt,tgc->ngjc", weights, v).reshape(-1, spec.heads, spec.head_dim)
+            # What is masked takes no part, be it NaN: 0 * NaN would let it in.
+            broken = ~np.isfinite(v).all(axis=(1, 2))
+            mixed = np.einsum("ngjt,tgc->ngjc", weights, np.where(broken[:, None, None], F32(0), v))
+            mixed[(visible & broken).any(axis=1)] = np.nan
+            out[rows] = mixed.reshape(-1, spec.heads, spec.head_dim)
         return self._checked(name, out.reshape(q.shape))
 
     def add(self, a: Array, b: Array, *, name: str) -> Array:

@@ -40,7 +40,7 @@ GEMMA3: dict[str, Any] = {
     "intermediate_size": 56,
     "num_hidden_layers": 7,
     "num_attention_heads": 4,
-    "num_key_value_heads": 1,
+    "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 97,
     "max_position_embeddings": 1024,
@@ -51,7 +51,7 @@ GEMMA3: dict[str, Any] = {
     "sliding_window": 20,
     "sliding_window_pattern": 6,
     "query_pre_attn_scalar": 24,
-    "final_logit_softcapping": 7.5,
+    "final_logit_softcapping": 2.5,
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
     "hidden_activation": "gelu_pytorch_tanh",
@@ -66,6 +66,9 @@ def random_tensors(config: ModelConfig, seed: int = 0, prefix: str = "model.") -
     for name, shape in expected_shapes(config).items():
         if len(shape) == 1:
             values = rng.normal(0.2 if config.norm_plus_one else 1.2, 0.2, shape)
+        elif name == "embed_tokens.weight":
+            # Small, so that the eps of the first norms is felt.
+            values = rng.normal(0, 0.04 / (config.embed_scale or 1), shape)
         else:
             values = rng.normal(0, 1.4 / np.sqrt(shape[1]), shape)
         tensors[prefix + name] = values.astype(np.float32)

@@ -7,7 +7,7 @@ norms, softmax, rotary angles. The whole sequence is run at once; there is no ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,17 +80,19 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     )
 
 
-def forward(settings: Settings, get: Get, head: Get, token_ids: list[int], last: int | None = None) -> Array:
-    """Return float64 logits of the last `last` positions (None: all): [positions, V].
+def forward(settings: Settings, get: Get, head: npt.NDArray[Any], token_ids: Sequence[int]) -> Array:
+    """Return the float64 logits of every position: [positions, V]."""
+    return logits_of(settings, get, head, hidden_states(settings, get, token_ids))
 
-    `head("")` is the output matrix; it may be float32 and is widened in pieces.
-    """
+
+def hidden_states(settings: Settings, get: Get, token_ids: Sequence[int]) -> Array:
+    """Return what the last layer makes of every position, before the final norm."""
     s = settings
-    x = get("embed_tokens.weight")[token_ids].astype(F64) * s.embed_scale
+    is_gemma = s.family == "gemma3"
+    x = get("embed_tokens.weight")[list(token_ids)].astype(F64) * s.embed_scale
     positions = np.arange(len(token_ids), dtype=F64)
     for i in range(s.layers):
         layer = f"layers.{i}."
-        is_gemma = s.family == "gemma3"
         attended = _attention(s, get, i, _norm(s, x, get(layer + "input_layernorm.weight")), positions)
         if is_gemma:
             attended = _norm(s, attended, get(layer + "post_attention_layernorm.weight"))
@@ -100,12 +102,15 @@ def forward(settings: Settings, get: Get, head: Get, token_ids: list[int], last:
         if is_gemma:
             expanded = _norm(s, expanded, get(layer + "post_feedforward_layernorm.weight"))
         x = x + expanded
-    x = _norm(s, x if last is None else x[-last:], get("norm.weight"))
-    matrix = head("")
-    logits = np.concatenate(
-        [x @ matrix[i : i + 32768].astype(F64).T for i in range(0, len(matrix), 32768)], axis=1
-    )
-    return _cap(logits, s.logit_softcap)
+    return x
+
+
+def logits_of(settings: Settings, get: Get, head: npt.NDArray[Any], hidden: Array) -> Array:
+    """Return the logits of some hidden states; `head` may be float32 and is widened piece by piece."""
+    x = _norm(settings, hidden, get("norm.weight"))
+    step = 32768
+    pieces = [x @ head[i : i + step].astype(F64).T for i in range(0, len(head), step)]
+    return _cap(np.concatenate(pieces, axis=1), settings.logit_softcap)
 
 
 def _norm(s: Settings, x: Array, weight: npt.NDArray[Any]) -> Array:

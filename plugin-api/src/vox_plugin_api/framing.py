@@ -221,7 +221,7 @@ def _decode(frame: Frame, adapter: TypeAdapter[Any]) -> Any:
         where = ".".join(str(part) for part in problem["loc"])
         raise ProtocolError(
             "bad-message",
-            f"not a message of protocol {m.PROTOCOL_MAX}: {where} {problem['msg']}",
+            f"not a message of protocol {m.PROTOCOL_MAX}: {where or 'payload'}: {problem['msg']}",
             {"path": where, **_shown(frame.payload)},
         ) from None
 

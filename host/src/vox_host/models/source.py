@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from vox_host.errors import ModelError
 from vox_host.models.safetensors_write import Progress
+from vox_plugin_api.checkpoint import CheckpointError
 
-__all__ = ["Contents", "License", "Source"]
+__all__ = ["Contents", "License", "Source", "as_model_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,20 @@ class Source(Protocol):
         """Return how much disk space `write` needs at its worst moment."""
 
     def identity(self, progress: Progress) -> dict[str, Any]:
-        """Return what the model's manifest records about its origin; equal for equal bytes."""
+        """Return what the model's manifest records about its origin; `sha256` is equal for equal bytes."""
 
-    def write(self, target: Path, progress: Progress) -> Contents:
-        """Write every file of the model into the empty directory `target`, each flushed."""
+    def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
+        """Write every file of the model into the empty directory `target`, each flushed.
+
+        `scratch` is an empty directory on the same disk that is deleted afterwards.
+        """
+
+
+def as_model_error(error: CheckpointError) -> ModelError:
+    """Return the host's error for a malformed checkpoint."""
+    return ModelError(
+        error.code,
+        f"{error.message}; nothing was imported",
+        facts=list(error.facts.items()),
+        remedy=error.remedy,
+    )

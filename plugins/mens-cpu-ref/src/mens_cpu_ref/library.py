@@ -22,11 +22,30 @@ __all__ = ["ABI_VERSION", "Library", "load_library"]
 ABI_VERSION = 1
 
 _P = ctypes.c_void_p
+_W = ctypes.c_int32
 _I = ctypes.c_int64
+_U = ctypes.c_uint64
 _F = ctypes.c_float
 
 _OPERATORS: Mapping[str, tuple[Any, ...]] = {
+    "pack": (_W, _P, _I, _I, _P),
+    "widen": (_W, _P, _I, _W, _P),
+    "embed": (_W, _P, _I, _I, _P, _I, _F, _P),
+    "linear": (_W, _P, _I, _I, _P, _I, _P),
+    "norm": (_P, _P, _I, _I, _I, _F, _P),
+    "rotary": (_P, _I, _U, _U, _I, _I, _P),
+    "rope": (_P, _I, _I, _I, _P, _I, _P, _P),
+    "kv_append": (_P, _P, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P),
+    "attention": (_P, _I, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P, _F, _I, _F, _P),
     "add": (_P, _P, _I, _I, _P),
+    "silu_gate": (_P, _P, _I, _I, _P),
+    "gelu_gate": (_P, _P, _I, _I, _P),
+    "softcap": (_P, _I, _I, _F, _P),
+    "penalise": (_P, _I, _P, _I, _P, _P),
+    "argmax": (_P, _I, _I, _P),
+    "token_weights": (_P, _I, _F, _P),
+    "log_normaliser": (_P, _I, _I, _P),
+    "function": (_W, _P, _I, _P),
 }
 """Arguments of each operator after its prefix; all return int64 (native/abi.h)."""
 

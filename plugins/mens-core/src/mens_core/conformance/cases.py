@@ -93,7 +93,9 @@ _ROWS = 150
 """Of the longer sequence: its last 22 positions lie in a second block."""
 
 
-def _attention(ops: Ops, *, window: int | None = None, softcap: float | None = None) -> Iterator[npt.NDArray[Any]]:
+def _attention(
+    ops: Ops, *, window: int | None = None, softcap: float | None = None
+) -> Iterator[npt.NDArray[Any]]:
     spec = AttentionSpec(**_SPEC, window=window, softcap=softcap)  # type: ignore[arg-type]
     cache = ops.new_kv_cache(layers=2, kv_heads=2, head_dim=40, blocks=4)
     # Two sequences, blocks out of order; then one decode row of each.

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from importlib import resources
 
 import numpy as np
-from vox_plugin_api.backend import BackendError
-from vox_plugin_api.messages import SelfTestResult
 
 from mens_core.conformance.cases import CASES
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import SelfTestResult
 
 __all__ = ["compare", "digests", "read_vectors", "self_test"]
 
@@ -65,7 +65,9 @@ def compare(found: dict[str, str], vectors: bytes) -> SelfTestResult:
     """Name every case whose digest is not the expected one, or has no counterpart."""
     written = json.loads(vectors) if vectors else {}
     expected: dict[str, str] = written.get("cases", {})
-    failed = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+    failed = [
+        name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)
+    ]
     if written.get("numerics_version") != NUMERICS_VERSION:
         failed.append(f"vectors of numerics {written.get('numerics_version')}, not {NUMERICS_VERSION}")
     return SelfTestResult(

@@ -50,6 +50,8 @@ CANON VF f_pick_lt(VF a, VF b, VF yes, VF no) {
 CANON VI f_bits(VF a) { return {_mm512_castps_si512(a.v)}; }
 CANON VF f_from(VI a) { return {_mm512_castsi512_ps(a.v)}; }
 CANON VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
+CANON VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+CANON VI i_xor(VI a, VI b) { return {_mm512_xor_si512(a.v, b.v)}; }
 CANON VI i_and(VI a, VI b) { return {_mm512_and_si512(a.v, b.v)}; }
 CANON VI i_or(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
 CANON VI i_max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
@@ -113,6 +115,8 @@ CANON VF f_pick_lt(VF a, VF b, VF yes, VF no) {
 CANON VI f_bits(VF a) { return {_mm256_castps_si256(a.v), _mm256_castps_si256(a.w)}; }
 CANON VF f_from(VI a) { return {_mm256_castsi256_ps(a.v), _mm256_castsi256_ps(a.w)}; }
 CANON VI i_add(VI a, VI b) { return {_mm256_add_epi32(a.v, b.v), _mm256_add_epi32(a.w, b.w)}; }
+CANON VI i_sub(VI a, VI b) { return {_mm256_sub_epi32(a.v, b.v), _mm256_sub_epi32(a.w, b.w)}; }
+CANON VI i_xor(VI a, VI b) { return {_mm256_xor_si256(a.v, b.v), _mm256_xor_si256(a.w, b.w)}; }
 CANON VI i_and(VI a, VI b) { return {_mm256_and_si256(a.v, b.v), _mm256_and_si256(a.w, b.w)}; }
 CANON VI i_or(VI a, VI b) { return {_mm256_or_si256(a.v, b.v), _mm256_or_si256(a.w, b.w)}; }
 CANON VI i_max(VI a, VI b) { return {_mm256_max_epi32(a.v, b.v), _mm256_max_epi32(a.w, b.w)}; }
@@ -138,7 +142,7 @@ CANON VF f_load_f16(const uint16_t* p) {
 
 #else  // NEON
 
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 6;
 constexpr int kTilePanels = 1;
 
 struct VF {
@@ -173,6 +177,8 @@ CANON VF f_pick_lt(VF a, VF b, VF yes, VF no) {
 CANON VI f_bits(VF a) { VOX_EACH(VI, vreinterpretq_s32_f32(a.v[i])) }
 CANON VF f_from(VI a) { VOX_EACH(VF, vreinterpretq_f32_s32(a.v[i])) }
 CANON VI i_add(VI a, VI b) { VOX_EACH(VI, vaddq_s32(a.v[i], b.v[i])) }
+CANON VI i_sub(VI a, VI b) { VOX_EACH(VI, vsubq_s32(a.v[i], b.v[i])) }
+CANON VI i_xor(VI a, VI b) { VOX_EACH(VI, veorq_s32(a.v[i], b.v[i])) }
 CANON VI i_and(VI a, VI b) { VOX_EACH(VI, vandq_s32(a.v[i], b.v[i])) }
 CANON VI i_or(VI a, VI b) { VOX_EACH(VI, vorrq_s32(a.v[i], b.v[i])) }
 CANON VI i_max(VI a, VI b) { VOX_EACH(VI, vmaxq_s32(a.v[i], b.v[i])) }
