@@ -13,7 +13,7 @@ WHEELS_STAMP := wheels/.built
 NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
 PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
 
-.PHONY: help demo test lint types unit wheels native clean bench
+.PHONY: help demo demo-file test lint types unit wheels native clean bench
 
 help:
 	@echo "make demo    set up, install the CPU lane, import a real model, serve it, ask it"
@@ -52,7 +52,10 @@ $(TEST_STAMP): $(HOST_STAMP) tests/requirements.txt
 native: $(TEST_STAMP)
 	@$(BIN)/python plugins/mens-cpu-ref/build_native.py
 
-test: lint types native $(WHEELS_STAMP)
+demo-file: $(HOST_STAMP)
+	@$(BIN)/python tests/fixtures/demo_model.py
+
+test: lint types native demo-file $(WHEELS_STAMP)
 	@$(BIN)/python -m pytest
 
 lint: $(TEST_STAMP)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.toy_model import VOCAB, ToyLane, ToyModel
 
+from lanes.toy_model import VOCAB, ToyLane, ToyModel
 from mens_core.engine import Engine
 from mens_core.scheduler import StepLimits
 from mens_core.sequence import BACKLOG, SequenceRequest
@@ -368,9 +368,9 @@ def test_the_digest_covers_the_logits_of_every_position():
     forward = model.forward
 
     def recording(batch, cache):
-        logits, faults = forward(batch, cache)
-        rows.append(np.array(logits))
-        return logits, faults
+        result = forward(batch, cache)
+        rows.append(np.array(result.logits))
+        return result
 
     model.forward = recording
     finish(engine, engine.submit(ask(prompt, 0, logits_digest=True)))

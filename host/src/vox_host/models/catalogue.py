@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 import shutil
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vox_host.errors import ModelError, UsageError
+from vox_host.errors import IntegrityError, ModelError, UsageError
 from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
+from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 
-__all__ = ["BrokenModel", "Catalogue", "InstalledModel", "check_name"]
+__all__ = ["BrokenModel", "Catalogue", "InstalledModel", "check_name", "verify_files"]
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?")
 
@@ -35,14 +36,11 @@ class InstalledModel:
     size_bytes: int
     """Of the weights inside."""
     license: str
+    license_terms: str
+    """Where its text can be read."""
     imported_at: str
-    source: dict[str, Any] = field(default_factory=dict)
-    has_chat_template: bool = False
-
-    @property
-    def is_broken(self) -> bool:
-        """Always False; the counterpart of `BrokenModel`."""
-        return False
+    source: dict[str, Any]
+    """Where it came from: kind, file, sha256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +52,7 @@ class BrokenModel:
     code: str
     problem: str
     missing: tuple[str, ...] = ()
-
-    @property
-    def is_broken(self) -> bool:
-        """Always True; the counterpart of `InstalledModel`."""
-        return True
+    """Files that are lost or cut."""
 
 
 def check_name(name: str) -> str:
@@ -135,6 +129,32 @@ class Catalogue:
         return path
 
 
+def verify_files(model: InstalledModel, progress: Progress) -> None:
+    """Read every file of `model` and compare it with what was imported.
+
+    Raises:
+        IntegrityError: a file differs.
+    """
+    manifest = read_manifest(model.path / MODEL_MANIFEST)
+    total = sum(record.size_bytes for record in manifest.files.values())
+    done = 0
+    for name, record in manifest.files.items():
+        path = model.path / name
+        found = copy_hashed(path, None, step="verifying", progress=progress, done=done, total=total)
+        done += record.size_bytes
+        if found != record.sha256:
+            raise IntegrityError(
+                "model-digest",
+                f"{name} of model {model.name!r} is not what was imported",
+                facts=[
+                    ("file", str(path)),
+                    ("expected", f"sha256:{record.sha256}"),
+                    ("found", f"sha256:{found}"),
+                ],
+                remedy=f"`vox-host model remove {model.name}`, then import it again.",
+            )
+
+
 def _read_entry(path: Path) -> InstalledModel | BrokenModel:
     if not (path / MODEL_MANIFEST).exists():
         return BrokenModel(
@@ -167,9 +187,9 @@ def _read_entry(path: Path) -> InstalledModel | BrokenModel:
         context_length=context if isinstance(context, int) else None,
         size_bytes=sum(weights),
         license=manifest.license.id,
+        license_terms=manifest.license.terms,
         imported_at=manifest.imported_at,
         source=manifest.source,
-        has_chat_template="chat_template.jinja" in manifest.files,
     )
 
 

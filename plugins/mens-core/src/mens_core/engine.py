@@ -10,12 +10,12 @@ A non-finite value fails the sequence whose row it is in, and nobody else.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 import numpy as np
 
 from mens_core.kv_blocks import BlockPool, blocks_for
+from mens_core.models.model import StepResult
 from mens_core.ops import Batch, KvCache, Ops, Tensor
 from mens_core.readout import LogitRow, NonFinite, draw_tokens, read_scores
 from mens_core.sampling import check_sampling
@@ -30,8 +30,8 @@ __all__ = ["Engine", "ServedModel"]
 class ServedModel(Protocol):
     """What the engine needs of a model."""
 
-    def forward(self, batch: Batch, cache: KvCache) -> tuple[Tensor, Seq[tuple[int, str]]]:
-        """Return logits [L, V] and the faults, as (row of the batch, operator's name)."""
+    def forward(self, batch: Batch, cache: KvCache) -> StepResult:
+        """Run one step over the batch's rows."""
         ...
 
 
@@ -81,12 +81,13 @@ class Engine:
             BackendError: `invalid-token`, `invalid-sampling`, `context-overflow` or
                 `kv-cache-too-small`; nothing was queued.
         """
-        self._check(request)
+        self.check(request)
         sequence = Sequence(request)
         self._waiting.append(sequence)
         return sequence
 
-    def _check(self, request: SequenceRequest) -> None:
+    def check(self, request: SequenceRequest) -> None:
+        """Refuse what can never be served; see `submit`."""
         for position, token_id in enumerate(request.token_ids):
             if not 0 <= token_id < self._vocab_size:
                 raise BackendError(
@@ -127,6 +128,11 @@ class Engine:
         if not sequence.is_done:
             sequence.is_cancelled = True
             self._let_go(sequence)
+
+    def stop(self, code: str, message: str) -> None:
+        """End every sequence with an error; afterwards the engine is empty."""
+        for sequence in [*self._waiting, *self._running]:
+            self._fail(sequence, code, message, {"generated_tokens": sequence.generated})
 
     def _let_go(self, sequence: Sequence) -> None:
         if sequence.blocks is None:
@@ -175,18 +181,22 @@ class Engine:
 
     def _run(self, slices: list[Slice]) -> None:
         batch, wanted = _assemble(slices)
-        logits, faults = self._model.forward(batch, self._cache)
+        result = self._model.forward(batch, self._cache)
         owners = [piece.sequence for piece in slices for _ in range(piece.count)]
-        for row, operator in faults:
-            self._fail_non_finite(owners[row], operator, int(batch.positions[row]))
+        for fault in result.faults:
+            self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
         for piece in slices:
             piece.sequence.cached += piece.count
+        if wanted:
+            self._read_out(result.logits, wanted)
+        for piece in slices:
+            self._finish_if_only_scored(piece.sequence)
+
+    def _read_out(self, logits: Tensor, wanted: list[LogitRow]) -> None:
         scores, not_finite = read_scores(self._ops, logits, _alive(wanted))
         self._fail_rows(not_finite)
         drawn, not_finite = draw_tokens(self._ops, logits, _alive(wanted), scores)
         self._fail_rows(not_finite)
-        for piece in slices:
-            self._finish_if_only_scored(piece.sequence)
         for one in drawn:
             self._append(one.row.sequence, one.token)
 

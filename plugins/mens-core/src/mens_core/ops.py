@@ -142,6 +142,10 @@ class Ops(ABC):
     def take_faults(self) -> list[Fault]:
         """Return what was not finite since the last call, first operator first."""
 
+    def facts(self) -> dict[str, Any]:
+        """Say what the load report tells about the lane (instruction set, threads); never compared."""
+        return {}
+
     # --- operators ---------------------------------------------------------------------------
 
     @abstractmethod

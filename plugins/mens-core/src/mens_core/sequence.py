@@ -74,6 +74,11 @@ class Sequence:
         return self.cached >= self.prompt_length
 
     @property
+    def prompt_is_scored(self) -> bool:
+        """Whether `prompt_scores` is complete, whatever happened afterwards."""
+        return self.generated > 0 or (self.prompt_is_cached and self.failure is None)
+
+    @property
     def is_paused(self) -> bool:
         """Whether its consumer is so far behind that it gets no more tokens for now."""
         return len(self.ready) >= BACKLOG

@@ -178,7 +178,8 @@ def take_rows(
 
 def _zeroed(size: int) -> Bytes:
     # Anonymous memory: page-aligned, zero, and given back to the system when the matrix goes.
-    memory = mmap.mmap(-1, size)
+    # Private, since Linux gives huge pages to private memory only.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

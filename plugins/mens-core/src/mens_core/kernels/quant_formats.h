@@ -1,10 +1,13 @@
 // The six quantised weight formats: sizes in the file, and where the packed form keeps each part.
 //
-// Packed form: rows in groups of 16. A group is one contiguous piece of memory: first the binary16
-// scales of all its blocks (padded to a cache line), then one record per block. In a record the
-// codes of one k-group (4 consecutive columns) of the 16 rows are 64 bytes, [row][column]: what one
-// 16-lane integer dot wants. Bits per weight stay those of the file; only the 6-bit scales of Q4_K
-// and Q5_K are widened to bytes. Rows missing from the last group are zero, and never stored.
+// Packed form: rows in groups of 16, and a group is one stream of bytes in the order the kernels
+// read it, so that decoding is one sequential read. The codes of one k-group (4 consecutive columns)
+// of the 16 rows are 64 bytes, [row][column]: what one 16-lane integer dot wants. Bits per weight
+// stay those of the file; only the 6-bit scales of Q4_K and Q5_K are widened to bytes. Rows missing
+// from the last group are zero, and never stored.
+//
+// Blocks of 32 come in chunks of four: the binary16 scales of the chunk (32 bytes a block, padded to
+// a cache line), then one record per block. A super-block is one record that starts with its scales.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -21,47 +24,62 @@ enum Format : int32_t { kQ8_0 = 0, kQ5_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, k
 struct Layout {
   int32_t block;         // columns per block of weights, and of activations
   int32_t file_bytes;    // one block of one row in the file
-  int32_t scale_bytes;   // one block of 16 rows: the binary16 scales
-  int32_t record_bytes;  // one block of 16 rows: everything else; a multiple of 64
+  int32_t record_bytes;  // one block of 16 rows in the packed form; a multiple of 64
 };
 
-// Offsets inside a record.
+// Offsets inside a record, in the order of reading. `high` holds the bits of a code above its nibble.
 struct RecordQ8_0 {
   enum { codes = 0, bytes = 512 };
 };
 struct RecordQ5_0 {
-  enum { codes = 0, high = 256, bytes = 320 };
+  enum { high = 0, codes = 64, bytes = 320 };
 };
 struct RecordQ4_0 {
   enum { codes = 0, bytes = 256 };
 };
 struct RecordQ4_K {
-  enum { codes = 0, scales = 2048, mins = 2176, bytes = 2304 };
+  enum { d = 0, dmin = 32, scales = 64, mins = 192, parts = 320, part_bytes = 512, bytes = 320 + 4 * 512 };
 };
 struct RecordQ5_K {
-  enum { codes = 0, high = 2048, scales = 2560, mins = 2688, bytes = 2816 };
+  enum { d = 0, dmin = 32, scales = 64, mins = 192, parts = 320, part_bytes = 640, bytes = 320 + 4 * 640 };
+  enum { part_high = 0, part_codes = 128 };
 };
 struct RecordQ6_K {
-  enum { codes = 0, high = 2048, scales = 3072, bytes = 3328 };
+  enum { d = 0, parts = 64, part_bytes = 832, bytes = 64 + 4 * 832 };
+  enum { part_scales = 0, part_high = 64, part_codes = 320 };
 };
 
 static constexpr Layout layout_of(int32_t format) {
   switch (format) {
-    case kQ8_0: return {32, 34, 32, RecordQ8_0::bytes};
-    case kQ5_0: return {32, 22, 32, RecordQ5_0::bytes};
-    case kQ4_0: return {32, 18, 32, RecordQ4_0::bytes};
-    case kQ4_K: return {256, 144, 64, RecordQ4_K::bytes};
-    case kQ5_K: return {256, 176, 64, RecordQ5_K::bytes};
-    case kQ6_K: return {256, 210, 32, RecordQ6_K::bytes};
-    default: return {0, 0, 0, 0};
+    case kQ8_0: return {32, 34, RecordQ8_0::bytes};
+    case kQ5_0: return {32, 22, RecordQ5_0::bytes};
+    case kQ4_0: return {32, 18, RecordQ4_0::bytes};
+    case kQ4_K: return {256, 144, RecordQ4_K::bytes};
+    case kQ5_K: return {256, 176, RecordQ5_K::bytes};
+    case kQ6_K: return {256, 210, RecordQ6_K::bytes};
+    default: return {0, 0, 0};
   }
 }
 
-static constexpr int64_t scale_plane_bytes(int64_t scale_bytes, int64_t blocks) {
-  return (scale_bytes * blocks + 63) / 64 * 64;
-}
+// The scales of a chunk of `blocks` blocks of 32.
+static constexpr int64_t chunk_scale_bytes(int64_t blocks) { return (32 * blocks + 63) / 64 * 64; }
+
 static constexpr int64_t group_bytes(Layout l, int64_t blocks) {
-  return scale_plane_bytes(l.scale_bytes, blocks) + l.record_bytes * blocks;
+  const int64_t records = l.record_bytes * blocks;
+  if (l.block != 32) return records;
+  return records + blocks / kChunkBlocks * chunk_scale_bytes(kChunkBlocks) + chunk_scale_bytes(blocks % kChunkBlocks);
+}
+
+// Where block b of a group of `blocks` lies: its first scales (of row 0), and its record.
+struct Place {
+  int64_t scales, record;
+};
+static constexpr Place place_of(Layout l, int64_t blocks, int64_t b) {
+  if (l.block != 32) return {b * l.record_bytes, b * l.record_bytes};
+  const int64_t first = b / kChunkBlocks * kChunkBlocks;
+  const int64_t in_chunk = blocks - first < kChunkBlocks ? blocks - first : kChunkBlocks;
+  const int64_t chunk = first * l.record_bytes + first / kChunkBlocks * chunk_scale_bytes(kChunkBlocks);
+  return {chunk + 32 * (b - first), chunk + chunk_scale_bytes(in_chunk) + (b - first) * l.record_bytes};
 }
 
 // What is kept of an activation block beside its int8 codes. Sums are negated: a format whose codes

@@ -46,65 +46,68 @@ struct CodesQ5_0 {
   static constexpr int log2_offset = 4;
   template <int G>
   CANON Bytes codes(const uint8_t* record) {
-    return insert_bits<4 - G, 16>(nibbles32<G>(record), load_bytes(record + Record::high));
+    return insert_bits<4 - G, 16>(nibbles32<G>(record + Record::codes), load_bytes(record + Record::high));
   }
   CANON VI dot(VI sum, const Bytes& w, int32_t a) { return dot_codes(sum, w, a); }
 };
 
-// Super-blocks of 256: `codes<J, G>(record, part)` gives k-group G of sub-block J of a part; a part
-// is the 64 (Q4_K, Q5_K) or 128 columns (Q6_K) that share their bytes.
+// Super-blocks of 256: a record is four parts; `codes<J, G>(part)` gives k-group G of sub-block J of a
+// part, `column_sub(i, J)` says which sub-block of the columns that is.
 struct CodesQ4_K {
   using Record = quant::RecordQ4_K;
-  static constexpr int parts = 4, subs = 2, groups = 8, sub_columns = 32;
+  static constexpr int subs = 2, groups = 8;
   static constexpr bool has_min = true;
   static constexpr int log2_offset = -1;
   template <int J, int G>
-  CANON Bytes codes(const uint8_t* record, int part) {
-    const Bytes pair = load_bytes(record + (part * 8 + G) * quant::kKGroupBytes);
+  CANON Bytes codes(const uint8_t* part) {
+    const Bytes pair = load_bytes(part + G * quant::kKGroupBytes);
     return J == 0 ? low_nibbles(pair) : high_nibbles(pair);
   }
-  CANON VI scale(const uint8_t* record, int sub) { return i_load_u8(record + Record::scales + 16 * sub); }
+  CANON int column_sub(int i, int j) { return 2 * i + j; }
+  CANON VI scale(const uint8_t* record, int i, int j) { return i_load_u8(record + Record::scales + 16 * (2 * i + j)); }
 };
 struct CodesQ5_K {
   using Record = quant::RecordQ5_K;
-  static constexpr int parts = 4, subs = 2, groups = 8, sub_columns = 32;
+  static constexpr int subs = 2, groups = 8;
   static constexpr bool has_min = true;
   static constexpr int log2_offset = -1;
   template <int J, int G>
-  CANON Bytes codes(const uint8_t* record, int part) {
-    return insert_bits<4 - G, 16>(CodesQ4_K::codes<J, G>(record, part),
-                                  load_bytes(record + Record::high + (2 * part + J) * quant::kKGroupBytes));
+  CANON Bytes codes(const uint8_t* part) {
+    return insert_bits<4 - G, 16>(CodesQ4_K::codes<J, G>(part + Record::part_codes),
+                                  load_bytes(part + Record::part_high + J * quant::kKGroupBytes));
   }
-  CANON VI scale(const uint8_t* record, int sub) { return i_load_u8(record + Record::scales + 16 * sub); }
+  CANON int column_sub(int i, int j) { return 2 * i + j; }
+  CANON VI scale(const uint8_t* record, int i, int j) { return i_load_u8(record + Record::scales + 16 * (2 * i + j)); }
 };
+// A part is 16 columns out of each quarter of 128: quarters 0 and 1 are the low nibbles of two runs of
+// bytes, 2 and 3 the high nibbles of the same; bits 4 and 5 of all four lie in one byte of the plane.
 struct CodesQ6_K {
   using Record = quant::RecordQ6_K;
-  static constexpr int parts = 2, subs = 8, groups = 4, sub_columns = 16;
+  static constexpr int subs = 4, groups = 4;
   static constexpr bool has_min = false;
   static constexpr int log2_offset = 5;
-  // The 128 columns are four quarters of 32: quarters 0 and 1 are the low nibbles of two runs of
-  // bytes, 2 and 3 the high nibbles of the same; bits 4 and 5 of all four lie in one byte of the plane.
   template <int J, int G>
-  CANON Bytes codes(const uint8_t* record, int part) {
-    constexpr int quarter = J / 2, k_group = (J % 2) * 4 + G;
-    const Bytes pair = load_bytes(record + (part * 16 + (quarter & 1) * 8 + k_group) * quant::kKGroupBytes);
-    const Bytes plane = load_bytes(record + Record::high + (part * 8 + k_group) * quant::kKGroupBytes);
-    return insert_bits<4 - 2 * quarter, 48>(quarter < 2 ? low_nibbles(pair) : high_nibbles(pair), plane);
+  CANON Bytes codes(const uint8_t* part) {
+    const Bytes pair = load_bytes(part + Record::part_codes + ((J & 1) * 4 + G) * quant::kKGroupBytes);
+    const Bytes plane = load_bytes(part + Record::part_high + G * quant::kKGroupBytes);
+    return insert_bits<4 - 2 * J, 48>(J < 2 ? low_nibbles(pair) : high_nibbles(pair), plane);
   }
-  CANON VI scale(const uint8_t* record, int sub) { return i_load_i8(record + Record::scales + 16 * sub); }
+  CANON int column_sub(int i, int j) { return i / 2 * 8 + j * 2 + i % 2; }
+  CANON VI scale(const uint8_t* record, int i, int j) {
+    return i_load_i8(record + Record::parts + i * Record::part_bytes + Record::part_scales + 16 * j);
+  }
 };
 
 // --- tiles: R rows of x against one group --------------------------------------------------
 
-// Bytes ahead of use at which a record is asked for: about memory latency times one core's bandwidth.
+// Bytes ahead of use at which the stream is asked for: about memory latency times one core's bandwidth.
 constexpr int kPrefetchBytes = 4096;
 
-// Step I of N through a record: its share of cache lines. Spread out, so that no burst fills the
-// core's few line buffers.
-template <int BYTES, int I, int N>
-CANON void prefetch_share(const uint8_t* record) {
-  constexpr int lines = BYTES / 64;
-  for (int i = lines * I / N; i < lines * (I + 1) / N; ++i) prefetch(record + kPrefetchBytes + 64 * i);
+// Step I of N over `bytes` of the stream: its share of cache lines. Spread out, so that no burst fills
+// the core's few line buffers.
+CANON void prefetch_share(const uint8_t* from, int bytes, int i, int n) {
+  const int lines = bytes / 64;
+  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + kPrefetchBytes + 64 * line);
 }
 
 // R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
@@ -142,18 +145,20 @@ CANON VF load_scales(const uint8_t* p) { return f_load_f16(reinterpret_cast<cons
 template <class F, int R>
 static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
   Panels<quant::Block32, R> x(task, row, blocks);
-  const uint8_t* scales = group;
-  const uint8_t* record = group + quant::scale_plane_bytes(32, blocks);
+  const uint8_t* record = group;
   for (int64_t first = 0; first < blocks; first += quant::kChunkBlocks) {
-    const int64_t end = first + quant::kChunkBlocks < blocks ? first + quant::kChunkBlocks : blocks;
+    const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
+    const uint8_t* scales = record;
+    record += quant::chunk_scale_bytes(in_chunk);
+    prefetch_share(scales, 128, 0, 1);
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
-    for (int64_t b = first; b < end; ++b, record += F::Record::bytes, scales += 32, x.next()) {
+    for (int64_t b = 0; b < in_chunk; ++b, record += F::Record::bytes, scales += 32, x.next()) {
       VI sum[R];
       for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum);
       unroll<8>([&](auto g) {
         constexpr int G = decltype(g)::value;
-        prefetch_share<F::Record::bytes, G, 8>(record);
+        prefetch_share(record, F::Record::bytes, G, 8);
         const auto w = F::template codes<G>(record);
         for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
       });
@@ -166,40 +171,41 @@ static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask
 
 template <class F, int R>
 static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
-  constexpr int scale_bytes = F::has_min ? 64 : 32;
+  using Record = typename F::Record;
   Panels<quant::Block256, R> x(task, row, blocks);
-  const uint8_t* scales = group;
-  const uint8_t* record = group + quant::scale_plane_bytes(scale_bytes, blocks);
-  for (int64_t b = 0; b < blocks; ++b, record += F::Record::bytes, scales += scale_bytes, x.next()) {
+  const uint8_t* record = group;
+  for (int64_t b = 0; b < blocks; ++b, record += Record::bytes, x.next()) {
+    prefetch_share(record, Record::parts, 0, 1);
     VI u[R];
     for (int r = 0; r < R; ++r) u[r] = i_splat(0);
-    for (int part = 0; part < F::parts; ++part) {
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* part = record + Record::parts + i * Record::part_bytes;
       unroll<F::subs>([&](auto j) {
         constexpr int J = decltype(j)::value;
-        const int sub = part * F::subs + J;
-        prefetch_share<F::Record::bytes / F::parts, J, F::subs>(record + part * (F::Record::bytes / F::parts));
+        const int sub = F::column_sub(i, J);
         VI sum[R];
-        for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub % 16]);
+        for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
-          const Bytes w = F::template codes<J, G>(record, part);
+          prefetch_share(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
+          const Bytes w = F::template codes<J, G>(part);
           for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
         });
-        const VI scale = F::scale(record, sub);
+        const VI scale = F::scale(record, i, J);
         for (int r = 0; r < R; ++r) u[r] = i_mul_add(scale, sum[r], u[r]);
       });
     }
-    const VF d = load_scales(scales);
+    const VF d = load_scales(record + Record::d);
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(u[r]), f_splat(0.0f));
     if constexpr (F::has_min) {
       VI v[R];
       for (int r = 0; r < R; ++r) v[r] = i_splat(0);
       for (int i = 0; i < 4; ++i) {
-        const Pairs mins = load_pairs(record + F::Record::mins + 32 * i);
+        const Pairs mins = load_pairs(record + Record::mins + 32 * i);
         for (int r = 0; r < R; ++r) v[r] = dot_pairs(v[r], mins, load_i32(x.block(r).sum32 + 2 * i));
       }
-      const VF dmin = load_scales(scales + 32);
+      const VF dmin = load_scales(record + Record::dmin);
       for (int r = 0; r < R; ++r) p[r] = f_fnma(f_mul(dmin, f_splat(x.block(r).d)), i_to_f(v[r]), p[r]);
     }
     for (int r = 0; r < R; ++r) y[r] = b == 0 ? p[r] : f_add(y[r], p[r]);

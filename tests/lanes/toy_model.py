@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mens_core.models.model import RowFault, StepResult
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ops
 from mens_core.philox import philox_words
 
@@ -146,7 +147,10 @@ class ToyModel:
         x = lane.add(
             x, lane.linear(lane.attention(q, cache, 0, batch, SPEC, name="a"), self.out, name="o"), name="r"
         )
-        faults = [(row, fault.name) for fault in lane.take_faults() for row in fault.rows]
+        faults = [RowFault(row, fault.name) for fault in lane.take_faults() for row in fault.rows]
+        if not len(batch.logit_rows):
+            return StepResult(None, tuple(faults))
         logits = lane.linear(lane.take_rows(x, batch.logit_rows), self.head, name="logits")
-        faults += [(int(batch.logit_rows[i]), fault.name) for fault in lane.take_faults() for i in fault.rows]
-        return logits, faults
+        rows = batch.logit_rows.tolist()
+        faults += [RowFault(rows[i], fault.name) for fault in lane.take_faults() for i in fault.rows]
+        return StepResult(logits, tuple(faults))
