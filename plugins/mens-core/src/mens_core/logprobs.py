@@ -37,8 +37,10 @@ def score_token(logits: Row, normaliser: np.float32, token_id: int, top: int) ->
 
 def top_ids(logits: Row, count: int) -> list[int]:
     """Return the ids of the `count` greatest logits, greatest first, the lower id first on ties."""
+    if count == 0:
+        return []
     candidates = np.arange(logits.size)
-    if 0 < count <= _GROUPS < logits.size:
+    if count <= _GROUPS < logits.size:
         # Each of `count` groups has a maximum at least as great as the count-th greatest of
         # all the groups' maxima, so that bound excludes none of the tokens we look for.
         starts = np.arange(0, logits.size, -(-logits.size // _GROUPS))

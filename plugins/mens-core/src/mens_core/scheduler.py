@@ -24,7 +24,7 @@ class StepLimits:
     """Rows of one step; decode rows come first and may exceed it."""
     least_prefill_rows: int = 16
     """Prompt rows a step takes even when decode rows used up the budget."""
-    scored_rows: int = 32
+    scored_rows: int = 16
     """Prompt rows whose logits are wanted; each is a vocabulary long."""
 
 
