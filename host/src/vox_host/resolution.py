@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
-from vox_host.hardware.record import Device, Machine
 from vox_host.integrity import Receipt
 from vox_host.manifest import Manifest
 from vox_host.requirements import Requirement, parse_requirement
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN, Capability, Numerics
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Device, Machine
 
 __all__ = [
     "AUTO",
