@@ -388,6 +388,9 @@ def _why_degraded(
         idle = [d.name for d in machine.devices if d.is_visible]
         if idle:
             reasons.append(f"{', '.join(idle)} is here, but no plugin for it is installed")
+        # A probe speaks of an accelerator only where there are signs of one.
+        accelerators = {source for sources in _PROBES.values() for source in sources}
+        reasons += [p.detail for p in machine.problems if p.source in accelerators and not idle]
     if not reasons:
         return None, ()
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
