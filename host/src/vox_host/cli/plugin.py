@@ -222,6 +222,33 @@ def install(
 
 
 @plugin_app.command()
+def pack(
+    path: Annotated[Path, typer.Option("--path", help="The plugin's source folder.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the wheel and Plugin.toml go.")],
+    json: Json = False,
+) -> None:
+    """Build a plugin's wheel for this platform and the released Plugin.toml with its checksum."""
+    from vox_host.packing import pack_plugin
+
+    packed = pack_plugin(path.absolute(), out.absolute(), platform="-".join(_platform()), say=print_progress)
+    if json:
+        print_json(
+            {
+                "plugin": packed.plugin_id,
+                "version": packed.version,
+                "platform": packed.platform,
+                "wheel": str(packed.wheel),
+                "manifest": str(packed.manifest),
+                "sha256": packed.sha256,
+                "size": packed.size,
+            }
+        )
+        return
+    print_line(f"{packed.wheel}  sha256:{packed.sha256}")
+    print_line(f"vox-host plugin install --path {out}")
+
+
+@plugin_app.command()
 def remove(plugin: PluginId, json: Json = False) -> None:
     """Remove an installed plugin, however broken it is."""
     from vox_host.installation import remove as run_remove
