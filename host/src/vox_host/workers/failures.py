@@ -14,7 +14,7 @@ from vox_plugin_api import messages as m
 __all__ = ["from_worker_error", "not_started", "refused", "worker_died", "worker_killed"]
 
 _GIB = 2**30
-_SHOWN_LINES = 8
+_SHOWN_LINES = 20
 
 
 def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
