@@ -5,10 +5,16 @@ from contextlib import aclosing
 
 import pytest
 
-from vox_host.errors import WorkerFailedError
+from vox_host.errors import UsageError, WorkerFailedError
 from vox_host.workers.connection import Connection
 from vox_plugin_api import messages as m
-from vox_plugin_api.framing import FrameDecoder, decode_to_worker, encode_frame, encode_message
+from vox_plugin_api.framing import (
+    MAX_JSON_BYTES,
+    FrameDecoder,
+    decode_to_worker,
+    encode_frame,
+    encode_message,
+)
 
 TRACE = m.TraceParams(token_ids=[1])
 
@@ -207,3 +213,16 @@ async def test_progress_and_idleness_move_the_pulse_and_mere_life_does_not(
     assert await moved_by(m.Heartbeat(state="busy", progress=5)) == (True, False)
     assert await moved_by(m.Heartbeat(state="busy", progress=6)) == (True, True)
     assert await moved_by(m.Heartbeat(state="idle", progress=6)) == (True, True)
+
+
+async def test_a_request_over_the_limit_is_the_callers_error_and_harms_nobody(
+    pair: tuple[Connection, Peer],
+) -> None:
+    connection, peer = pair
+    params = m.TraceParams(token_ids=[1], slices=["x" * MAX_JSON_BYTES])
+    with pytest.raises(UsageError) as caught:
+        await anext(connection.stream("trace", params))
+    assert caught.value.code == "request-too-large"
+    task = asyncio.create_task(numbers(connection))
+    await peer.send(event((await peer.receive()).id, 1, final=True))
+    assert await task == [1]

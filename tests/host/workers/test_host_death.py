@@ -46,14 +46,16 @@ def living(pids: set[int]) -> set[int]:
     return alive
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize(
-    "script",
+    ("script", "how"),
     [
-        pytest.param({}, id="idle"),
-        pytest.param({"at_token": {"1": "hang"}}, id="asleep"),
-        pytest.param({"at_token": {"1": "gil"}}, id="in a native call that holds the GIL"),
-        pytest.param({"at_token": {"0": "start-child", "1": "gil"}}, id="with a child of its own"),
+        pytest.param({}, signal.SIGKILL, id="idle"),
+        pytest.param({}, signal.SIGSEGV, id="idle, and the host crashes"),
+        pytest.param({"at_token": {"1": "hang"}}, signal.SIGKILL, id="asleep"),
+        pytest.param({"at_token": {"1": "gil"}}, signal.SIGKILL, id="in a native call that holds the GIL"),
+        pytest.param(
+            {"at_token": {"0": "start-child", "1": "gil"}}, signal.SIGKILL, id="with a child of its own"
+        ),
     ],
 )
 def test_when_the_host_dies_no_process_is_left(tmp_path: Path, script: dict, how: signal.Signals) -> None:

@@ -101,7 +101,8 @@ async def test_a_process_that_does_not_listen_is_terminated_then_killed(tmp_path
     ):
         process = WorkerProcess.start(interpreter(tmp_path, script))
         await asyncio.sleep(0.1)
-        exit_ = await process.end(QUICK)
+        await process.end(QUICK)
+        exit_ = await process.exited
         process.connection.close()
         assert exit_.signal_number == expected, script
 
