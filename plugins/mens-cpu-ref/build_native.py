@@ -30,7 +30,7 @@ def main() -> int:
         return 2
     output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={HERE / 'src' / 'mens_cpu_ref'}"
     commands = (
-        [cmake, "-S", str(HERE / "native"), "-B", str(build), output, "-Wno-dev", *sys.argv[1:]],
+        [cmake, "-S", str(HERE / "native"), "-B", str(build), output, *sys.argv[1:]],
         [cmake, "--build", str(build), "--parallel", str(os.cpu_count() or 1)],
     )
     for command in commands:
