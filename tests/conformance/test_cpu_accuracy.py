@@ -21,7 +21,9 @@ def sweep(name):
 
 def ulps(found, exact):
     """Errors in units of the last place of the exact value's float32."""
-    return np.abs(found - exact) / np.spacing(np.maximum(np.abs(exact), TINY).astype(np.float32)).astype(np.float64)
+    return np.abs(found - exact) / np.spacing(np.maximum(np.abs(exact), TINY).astype(np.float32)).astype(
+        np.float64
+    )
 
 
 def test_exp_is_within_one_ulp(reference):
@@ -48,7 +50,8 @@ def test_tanh_keeps_zero_and_its_sign(reference):
 
 
 @pytest.mark.parametrize(
-    ("name", "power"), [("silu", lambda x: -x), ("gelu", lambda x: -2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))]
+    ("name", "power"),
+    [("silu", lambda x: -x), ("gelu", lambda x: -2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))],
 )
 def test_gates_are_off_by_what_their_exponents_rounding_costs(reference, name, power):
     """x / (1 + e^z): z's own roundings (4 u |z|, none for SiLU) and a few operations."""
@@ -95,7 +98,9 @@ def test_attention_is_softmax(reference, window, softcap):
     q = rng.standard_normal((rows, heads * head_dim)).astype(np.float32)
     found, code = reference.attention(step, q, window, softcap, 0.125)
     assert code == 0
-    k, v = (t.reshape(rows, kv_heads, head_dim).repeat(2, axis=1).astype(np.float64) for t in (step.k, step.v))
+    k, v = (
+        t.reshape(rows, kv_heads, head_dim).repeat(2, axis=1).astype(np.float64) for t in (step.k, step.v)
+    )
     scores = 0.125 * np.einsum("nhc,mhc->hnm", q.reshape(rows, heads, head_dim).astype(np.float64), k)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)

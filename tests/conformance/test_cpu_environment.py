@@ -80,9 +80,13 @@ def environment(libm) -> bytes:
     """MXCSR on x86, FPCR on Arm."""
     memory = ctypes.create_string_buffer(64)
     assert libm.fegetenv(memory) == 0
-    return memory.raw[:4] if platform.machine() == "aarch64" else bytes(
-        # The exception flags (the low six bits) are history, not mode.
-        [memory.raw[28] & 0xC0, *memory.raw[29:32]]
+    return (
+        memory.raw[:4]
+        if platform.machine() == "aarch64"
+        else bytes(
+            # The exception flags (the low six bits) are history, not mode.
+            [memory.raw[28] & 0xC0, *memory.raw[29:32]]
+        )
     )
 
 
@@ -148,7 +152,11 @@ def test_an_overflowing_sum_of_squares_does_not_hide_behind_a_zero(side):
 
 
 def test_a_weight_that_is_not_finite_is_refused_with_its_row(side):
-    for name, bits, kind in (("f32", 0x7F800000, np.uint32), ("f16", 0xFC01, np.uint16), ("bf16", 0x7F80, np.uint16)):
+    for name, bits, kind in (
+        ("f32", 0x7F800000, np.uint32),
+        ("f16", 0xFC01, np.uint16),
+        ("bf16", 0x7F80, np.uint16),
+    ):
         weight = np.zeros((40, 3), kind)
         weight[17, 2] = bits
         assert side.pack(weight if name != "f32" else weight.view(np.float32), name)[1] == 18

@@ -98,7 +98,9 @@ def test_norms_have_the_references_bits(reference, kernels, seed, threads, offse
 
 
 @few
-@given(seed=seeds, pairs=st.integers(1, 40), factor=st.integers(1 << 61, 1 << 66), first=st.integers(0, 2**30))
+@given(
+    seed=seeds, pairs=st.integers(1, 40), factor=st.integers(1 << 61, 1 << 66), first=st.integers(0, 2**30)
+)
 def test_rotary_tables_have_the_references_bits(reference, kernels, seed, pairs, factor, first):
     rng = np.random.default_rng(seed)
     freqs = [int.from_bytes(rng.bytes(16), "little") >> int(rng.integers(0, 40)) for _ in range(pairs)]
@@ -129,7 +131,9 @@ def test_rotary_blocks_have_the_documented_digests(reference, kernels, theta, wi
 
 
 @few
-@given(seed=seeds, threads=threads, rows=st.integers(1, 40), heads=st.integers(1, 4), pairs=st.integers(1, 70))
+@given(
+    seed=seeds, threads=threads, rows=st.integers(1, 40), heads=st.integers(1, 4), pairs=st.integers(1, 70)
+)
 def test_rope_has_the_references_bits(reference, kernels, seed, threads, rows, heads, pairs):
     rng = np.random.default_rng(seed)
     table = spread(rng, 3, 128, 2, pairs, binades=4)

@@ -42,7 +42,9 @@ def assert_same(found, expected) -> None:
     if found.tobytes() != expected.tobytes():
         at = np.flatnonzero(found.ravel().view(np.uint8) != expected.ravel().view(np.uint8))[0]
         i = at // found.itemsize
-        raise AssertionError(f"element {i} of {found.shape}: {found.flat[i]!r}, expected {expected.flat[i]!r}")
+        raise AssertionError(
+            f"element {i} of {found.shape}: {found.flat[i]!r}, expected {expected.flat[i]!r}"
+        )
 
 
 def domain(name: str, bits: npt.NDArray[np.uint32]) -> Floats:
@@ -104,7 +106,9 @@ class Native:
         rows, columns = weight.shape
         out = np.empty((len(x), rows), np.float32)
         with self.functions() as f:
-            code = f["linear"](FORMATS[name], address(packed), rows, columns, address(x), len(x), address(out))
+            code = f["linear"](
+                FORMATS[name], address(packed), rows, columns, address(x), len(x), address(out)
+            )
         return out, code
 
     def embed(self, table: npt.NDArray[np.generic], name: str, ids: npt.NDArray[np.int32], scale: float):
@@ -158,7 +162,9 @@ class Native:
             code = f[name](*map(address, operands), rows, width, *constants, address(out))
         return out, code
 
-    def attention(self, step: Step, q: Floats, window: int, softcap: float, scale: float) -> tuple[Floats, int]:
+    def attention(
+        self, step: Step, q: Floats, window: int, softcap: float, scale: float
+    ) -> tuple[Floats, int]:
         """Append the step's keys and values to a copy of its cache, then attend."""
         keys, values = step.keys.copy(), step.values.copy()
         rows, blocks, kv_heads, head_dim = len(step.positions), *step.keys.shape[:3]

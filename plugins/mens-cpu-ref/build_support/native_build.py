@@ -42,7 +42,9 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
     return [*_scikit.get_requires_for_build_editable(config_settings), *_compiler_requirement()]
 
 
-def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
     """Build the wheel, native library included."""
     with _compiler():
         return _scikit.build_wheel(wheel_directory, config_settings, metadata_directory)
