@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -34,17 +34,18 @@ path, threads, tokens, prefill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 began = time.perf_counter()
 llama = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
 load_s = time.perf_counter() - began
-llama.eval(llama.tokenize(b"%s"))
+llama.eval(llama.tokenize(sys.argv[5].encode()))
 began = time.perf_counter()
 for _ in range(tokens):
     llama.eval([llama.sample(temp=0.0)])
 decode = tokens / (time.perf_counter() - began)
 llama.reset()
-ids = [(5 * i) %% 20000 + 100 for i in range(prefill)]
+ids = [(5 * i) % 20000 + 100 for i in range(prefill)]
 began = time.perf_counter()
 llama.eval(ids)
-print(json.dumps({"load_s": load_s, "decode_tokens_per_s": decode, "prefill_tokens_per_s": prefill / (time.perf_counter() - began)}))
-""" % PROMPT.encode().decode()
+speed = prefill / (time.perf_counter() - began)
+print(json.dumps({"load_s": load_s, "decode_tokens_per_s": decode, "prefill_tokens_per_s": speed}))
+"""
 
 
 class PeakMemory(threading.Thread):
@@ -75,7 +76,18 @@ def serving(model: str, threads: int):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vox_host", "serve", "--model", model, "--port", str(port), "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "vox_host",
+        "serve",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        "--threads",
+        str(threads),
+    ]
     began = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     memory = PeakMemory(server.pid)
@@ -83,7 +95,9 @@ def serving(model: str, threads: int):
     try:
         while True:
             if server.poll() is not None:
-                raise SystemExit(f"serve ended with status {server.returncode}: {server.stderr.read().decode()[-2000:]}")
+                raise SystemExit(
+                    f"serve ended with status {server.returncode}: {server.stderr.read().decode()[-2000:]}"
+                )
             try:
                 if request(port, "GET", "/health")["status"] == "ok":
                     break
@@ -123,7 +137,9 @@ def measure_vox(model: str, threads: int, tokens: int, prefill: int) -> dict:
         began = time.perf_counter()
         answers: list = [None] * 8
         workers = [
-            threading.Thread(target=lambda i=i: answers.__setitem__(i, completion(port, model, PROMPT, tokens)))
+            threading.Thread(
+                target=lambda i=i: answers.__setitem__(i, completion(port, model, PROMPT, tokens))
+            )
             for i in range(8)
         ]
         for worker in workers:
@@ -145,7 +161,7 @@ def measure_vox(model: str, threads: int, tokens: int, prefill: int) -> dict:
 
 
 def measure_llama(gguf: Path, threads: int, tokens: int, prefill: int) -> dict | None:
-    arguments = [sys.executable, "-c", LLAMA, str(gguf), str(threads), str(tokens), str(prefill)]
+    arguments = [sys.executable, "-c", LLAMA, str(gguf), str(threads), str(tokens), str(prefill), PROMPT]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print("llama.cpp was not measured:", done.stderr.strip().splitlines()[-1:], file=sys.stderr)
@@ -168,10 +184,19 @@ def main() -> None:
         ours.append(measure_vox(options.model, options.threads, options.tokens, options.prefill))
         other = measure_llama(options.gguf, options.threads, options.tokens, options.prefill)
         theirs += [other] if other else []
-        print(f"round {index + 1}: vox {json.dumps(ours[-1])}\n         llama.cpp {json.dumps(other)}", file=sys.stderr)
-    names = ("ready_s", "decode_tokens_per_s", "prefill_tokens_per_s", "decode_8_tokens_per_s", "peak_pss_mib")
+        print(
+            f"round {index + 1}: vox {json.dumps(ours[-1])}\n         llama.cpp {json.dumps(other)}",
+            file=sys.stderr,
+        )
+    names = (
+        "ready_s",
+        "decode_tokens_per_s",
+        "prefill_tokens_per_s",
+        "decode_8_tokens_per_s",
+        "peak_pss_mib",
+    )
     report = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {"processor": cpu_name(), "threads": options.threads, "system": platform.platform()},
         "file": options.gguf.name,
         "rounds": options.rounds,
@@ -181,9 +206,12 @@ def main() -> None:
     }
     if theirs:
         shared = ("decode_tokens_per_s", "prefill_tokens_per_s")
-        report["llama_cpp_median"] = {n: round(statistics.median(row[n] for row in theirs), 2) for n in shared}
+        report["llama_cpp_median"] = {
+            n: round(statistics.median(row[n] for row in theirs), 2) for n in shared
+        }
         report["ratio_median"] = {
-            n: round(statistics.median(a[n] / b[n] for a, b in zip(ours, theirs, strict=True)), 3) for n in shared
+            n: round(statistics.median(a[n] / b[n] for a, b in zip(ours, theirs, strict=True)), 3)
+            for n in shared
         }
     print(json.dumps({k: v for k, v in report.items() if k not in ("vox", "llama_cpp")}, indent=1))
     if options.out:

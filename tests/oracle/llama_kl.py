@@ -49,10 +49,13 @@ def main(model: Path, out: Path) -> None:
         ids = llama.tokenize(path.read_bytes())
         llama.reset()
         llama.eval(ids)
-        true = forward(weights.settings(), weights.get, lambda _: weights.get("embed_tokens.weight"), ids)
+        true = forward(weights.settings(), weights.get, weights.get("embed_tokens.weight"), ids)
         rows = [divergence(true[i], llama.scores[i]) for i in range(len(ids))]
         texts[path.stem] = {"token_ids": ids, "kl": [float(f"{row:.6e}") for row in rows]}
-    facts = {"llama_cpp_python": version("llama-cpp-python"), "machine": platform.processor() or platform.machine()}
+    facts = {
+        "llama_cpp_python": version("llama-cpp-python"),
+        "machine": platform.processor() or platform.machine(),
+    }
     out.write_text(json.dumps({**facts, "texts": texts}) + "\n")
 
 

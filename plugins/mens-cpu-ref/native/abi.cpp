@@ -150,11 +150,12 @@ int64_t vox_rotary(const uint64_t* frequencies, int64_t pairs, uint64_t factor_l
   return run({kFloat.active().rotary, &task, positions, pairs * 300});
 }
 
-int64_t vox_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs, const float* table,
-                 int64_t table_positions, const int32_t* positions, float* out) {
+int64_t vox_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs, const float* table, const int32_t* slots,
+                 int64_t slot_count, const int32_t* positions, float* out) {
   for (int64_t r = 0; r < rows; ++r)
-    if (positions[r] < 0 || positions[r] >= table_positions) return VOX_OUT_OF_RANGE;
-  const RopeTask task{x, out, table, positions, heads, pairs};
+    if (positions[r] < 0 || positions[r] / kBlock >= slot_count || slots[positions[r] / kBlock] < 0)
+      return VOX_OUT_OF_RANGE;
+  const RopeTask task{x, out, table, slots, positions, heads, pairs};
   return run({kFloat.active().rope, &task, rows, heads * pairs / 2});
 }
 

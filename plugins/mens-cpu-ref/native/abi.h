@@ -39,6 +39,7 @@ VOX_API void vox_set_spin_us(int64_t microseconds);
 // with the number of outputs rounded up to 16; only functions of one prefix can read it;
 // `pack` returns 1 + the first output with a weight that is not finite.
 // Rows of a step: positions[rows], starts[sequences + 1], block_tables[sequences][blocks_per_sequence].
+// Rotary table: [slot][128 positions][2][pairs]; slots[block] is the slot of a block of positions, or -1.
 // KV cache of one layer: keys [blocks][kv_heads][head_dim][128], values [blocks][kv_heads][128][value_stride],
 // value_stride being head_dim rounded up to 16.
 #define VOX_OPERATORS(prefix)                                                                                 \
@@ -56,8 +57,8 @@ VOX_API void vox_set_spin_us(int64_t microseconds);
                                   uint64_t factor_high, int64_t first_position, int64_t positions,            \
                                   float* table);                                                              \
   VOX_API int64_t prefix##_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs,                   \
-                                const float* table, int64_t table_positions, const int32_t* positions,        \
-                                float* out);                                                                  \
+                                const float* table, const int32_t* slots, int64_t slot_count,                 \
+                                const int32_t* positions, float* out);                                        \
   VOX_API int64_t prefix##_kv_append(const float* k, const float* v, int64_t rows, int64_t kv_heads,          \
                                      int64_t head_dim, const int32_t* positions, const int32_t* starts,       \
                                      const int32_t* block_tables, int64_t sequences,                          \

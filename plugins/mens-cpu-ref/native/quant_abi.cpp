@@ -66,8 +66,10 @@ int64_t vox_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs,
   return vox::run({kQuant.active().linear, &task, spans * groups_of(outputs), nanoseconds});
 }
 
-int64_t vox_quant_rows(int32_t format, const uint8_t* packed, int64_t columns, const int32_t* ids, int64_t count,
-                       const float* scale, float* out) {
+int64_t vox_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int64_t columns, const int32_t* ids,
+                       int64_t count, float scale, float* out) {
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= rows) return VOX_OUT_OF_RANGE;
   const vox::quant::RowsTask task = {format, packed, columns, ids, scale, out};
   return vox::run({vox::quant::rows_part, &task, count, columns * 2});
 }

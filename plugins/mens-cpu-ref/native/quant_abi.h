@@ -26,9 +26,9 @@ extern "C" {
   /* y [rows][outputs] = x W^T. */                                                                                   \
   VOX_API int64_t prefix##_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,     \
                                         const uint8_t* activations, int64_t rows, float* y);                         \
-  /* out [count][columns] = rows `ids` of W in float32, times *scale unless that is null. */                         \
-  VOX_API int64_t prefix##_quant_rows(int32_t format, const uint8_t* packed, int64_t columns, const int32_t* ids,    \
-                                      int64_t count, const float* scale, float* out);
+  /* out [count][columns] = rows `ids` of W [rows][columns] in float32, times scale (1: as they are). */             \
+  VOX_API int64_t prefix##_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int64_t columns,          \
+                                      const int32_t* ids, int64_t count, float scale, float* out);
 
 VOX_QUANT_OPERATORS(vox)
 VOX_QUANT_OPERATORS(ref)

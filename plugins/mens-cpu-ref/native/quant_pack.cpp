@@ -225,8 +225,7 @@ int64_t rows_part(const void* opaque, int64_t begin, int64_t end, void*) {
       const Place place = place_of(layout, blocks, b);
       unpack_block(task.format, group + place.record, group + place.scales, task.ids[i] % kGroupRows, out + b * layout.block);
     }
-    if (task.scale != nullptr)
-      for (int64_t c = 0; c < task.columns; ++c) out[c] = out[c] * *task.scale;
+    for (int64_t c = 0; c < task.columns; ++c) out[c] = out[c] * task.scale;
     for (int64_t c = 0; c < task.columns; ++c)
       if (!(out[c] - out[c] == 0.0f) && fault == 0) fault = 1 + i;
   }

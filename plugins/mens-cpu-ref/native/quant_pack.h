@@ -19,7 +19,7 @@ struct RowsTask {
   const uint8_t* packed;
   int64_t columns;
   const int32_t* ids;
-  const float* scale;  // or null
+  float scale;
   float* out;
 };
 // Parts are the ids.

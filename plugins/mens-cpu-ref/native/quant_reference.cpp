@@ -253,8 +253,10 @@ int64_t ref_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs,
   return 0;
 }
 
-int64_t ref_quant_rows(int32_t format, const uint8_t* packed, int64_t columns, const int32_t* ids, int64_t count,
-                       const float* scale, float* out) {
+int64_t ref_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int64_t columns, const int32_t* ids,
+                       int64_t count, float scale, float* out) {
+  for (int64_t r = 0; r < count; ++r)
+    if (ids[r] < 0 || ids[r] >= rows) return VOX_OUT_OF_RANGE;
   vox::FlushScope flush;
   const Shape shape = shape_of(format);
   const int64_t blocks = columns / shape.columns;
@@ -275,7 +277,7 @@ int64_t ref_quant_rows(int32_t format, const uint8_t* packed, int64_t columns, c
           const float minimum = w.dmin * static_cast<float>(w.minimum[j]);
           value = value - minimum;
         }
-        if (scale != nullptr) value = value * *scale;
+        value = value * scale;
         out[r * columns + b * shape.columns + i] = value;
         if (!is_finite(value) && fault == 0) fault = 1 + r;
       }

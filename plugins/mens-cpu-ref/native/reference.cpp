@@ -200,8 +200,13 @@ bool bit(const Number& n, int i) { return (n.digit[i / 32] >> (i % 32)) & 1; }
 // floor(n / 2^shift) mod 2^bits
 Number slice(const Number& n, int shift, int bits) {
   Number s;
-  for (int i = 0; i < bits && shift + i < 32 * kDigits; ++i)
-    if (bit(n, shift + i)) s.digit[i / 32] |= 1u << (i % 32);
+  for (int i = 0; 32 * i < bits; ++i) {
+    const int from = shift / 32 + i;
+    uint64_t two = from < kDigits ? n.digit[from] : 0;
+    if (from + 1 < kDigits) two |= static_cast<uint64_t>(n.digit[from + 1]) << 32;
+    s.digit[i] = static_cast<uint32_t>(two >> (shift % 32));
+    if (bits - 32 * i < 32) s.digit[i] &= (1u << (bits - 32 * i)) - 1;
+  }
   return s;
 }
 
@@ -384,16 +389,17 @@ int64_t ref_rotary(const uint64_t* frequencies, int64_t pairs, uint64_t factor_l
   return 0;
 }
 
-int64_t ref_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs, const float* table,
-                 int64_t table_positions, const int32_t* positions, float* out) {
+int64_t ref_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs, const float* table, const int32_t* slots,
+                 int64_t slot_count, const int32_t* positions, float* out) {
   vox::FlushScope flush;
   for (int64_t r = 0; r < rows; ++r)
-    if (positions[r] < 0 || positions[r] >= table_positions) return VOX_OUT_OF_RANGE;
+    if (positions[r] < 0 || positions[r] / 128 >= slot_count || slots[positions[r] / 128] < 0) return VOX_OUT_OF_RANGE;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < pairs; ++i) {
         const int64_t at = (r * heads + h) * 2 * pairs + i;
-        const float cosine = table[positions[r] * 2 * pairs + i], sine = table[(positions[r] * 2 + 1) * pairs + i];
+        const int64_t place = slots[positions[r] / 128] * 128 + positions[r] % 128;
+        const float cosine = table[place * 2 * pairs + i], sine = table[(place * 2 + 1) * pairs + i];
         const float x1 = x[at], x2 = x[at + pairs];
         const float t1 = x2 * sine;
         out[at] = fmaf(x1, cosine, -t1);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from fixtures.scripted_service import (
     CASES,
     EOS,
@@ -49,9 +50,11 @@ async def test_an_answer_has_openais_shape_and_says_what_made_it(serving):
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
     prompt = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     markup = 3
-    assert body["usage"]["prompt_tokens"] == len(engine.requests[0].token_ids) == len(
-        prompt.replace("<|im_start|>", "").replace("<|im_end|>", "")
-    ) + markup
+    assert (
+        body["usage"]["prompt_tokens"]
+        == len(engine.requests[0].token_ids)
+        == len(prompt.replace("<|im_start|>", "").replace("<|im_end|>", "")) + markup
+    )
     assert body["usage"]["completion_tokens"] == len("Hi there") + 1
     assert body["seed"] == 7 and headers["x-vox-seed"] == "7"
     assert body["vox"]["plugin"] == headers["x-vox-plugin"] == "scripted"
@@ -214,7 +217,11 @@ async def test_d5_seeds_are_honoured_drawn_when_absent_and_always_echoed(serving
     client = await serving(make_service(ScriptedEngine(drawn)))
 
     async def ask(**options):
-        body = {"prompt": plan["prompt"], "temperature": plan["temperature"], "max_tokens": plan["max_tokens"]}
+        body = {
+            "prompt": plan["prompt"],
+            "temperature": plan["temperature"],
+            "max_tokens": plan["max_tokens"],
+        }
         status, answer, _ = await post(client, {**body, **options}, "/v1/completions")
         assert status == 200
         return answer["choices"][0]["text"], answer["seed"]

@@ -10,10 +10,11 @@ see the text they expect, but for those marks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vox_host.literals import LiteralFinder
 
 __all__ = ["ProtectedText", "Protector"]
 
@@ -33,10 +34,8 @@ class Protector:
     """Marks values before rendering and reads the marks after it."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
-        specials = sorted({token for token in special_tokens if token}, key=lambda t: (-len(t), t))
-        self._begin: re.Pattern[str] | None = None
-        if specials:
-            self._begin = re.compile("|".join(map(re.escape, specials)))
+        specials = {token for token in special_tokens if token}
+        self._specials = LiteralFinder(specials)
         # Proper beginnings and ends, for tokens that a template would complete across an edge.
         self._beginnings = {token[:n] for token in specials for n in range(1, len(token))}
         self._ends = {token[n:] for token in specials for n in range(1, len(token))}
@@ -44,7 +43,7 @@ class Protector:
 
     def protect(self, values: Sequence[Any]) -> tuple[list[Any], str | None]:
         """Return `values` with marks, and the mark that was used; None if nothing needed one."""
-        if self._begin is None or not any(self._needs_mark(text) for text in _strings(values)):
+        if not self._specials or not any(self._needs_mark(text) for text in _strings(values)):
             return list(values), None
         mark = _unused_mark(_strings(values))
         return [self._marked(value, mark) for value in values], mark
@@ -53,12 +52,7 @@ class Protector:
         return bool(self._places(text))
 
     def _places(self, text: str) -> list[int]:
-        assert self._begin is not None
-        places: set[int] = set()
-        found = self._begin.search(text)
-        while found:
-            places.add(found.start())
-            found = self._begin.search(text, found.start() + 1)  # occurrences may overlap
+        places = set(self._specials.starts(text))
         for n in range(1, min(len(text), self._longest - 1) + 1):
             if text[-n:] in self._beginnings:
                 places.add(len(text) - n)

@@ -159,16 +159,18 @@ class TextStream(Generic[Entry]):
     def _emit(self, text: str) -> Piece[Entry]:
         self._emitted += len(text)
         done: list[TokenText[Entry]] = []
+        is_stopped = self.stopped_by is not None
         while self._pending:
             token = self._pending[0]
-            if self.stopped_by is not None and token.start >= self._emitted:
+            if is_stopped:
+                if token.start >= self._emitted:
+                    break
+            elif token.start + len(token.text) > self._emitted:
                 break
-            if token.start + len(token.text) > self._emitted and self.stopped_by is None:
-                break
-            if len(self._pending) == 1 and self._utf8.is_inside_character:
+            elif len(self._pending) == 1 and self._utf8.is_inside_character:
                 break  # the end of the stream may still give it a U+FFFD
             done.append(TokenText(token.entry, token.text[: self._emitted - token.start]))
             self._pending.popleft()
-        if self.stopped_by is not None:
+        if is_stopped:
             self._pending.clear()
         return Piece(text, tuple(done))

@@ -22,6 +22,7 @@ from vox_host.models.gguf_header import GgufFile, GgufTensor, read_gguf_header
 from vox_host.models.gguf_tokenizer import parse_vocabulary, tokenizer_config, tokenizer_json
 from vox_host.models.safetensors_write import Piece, Progress, copy_hashed, write_safetensors
 from vox_host.models.source import Contents, License
+from vox_host.models.tokenizer_file import load_tokenizer
 
 __all__ = ["GgufSource", "Translation", "translate"]
 
@@ -137,6 +138,8 @@ class GgufSource:
         progress("tokenizer", 0, 1)
         documents["tokenizer.json"] = tokenizer_json(self.vocabulary)
         digests = {name: _write_document(target / name, value) for name, value in documents.items()}
+        # A list of merges that contradicts the vocabulary shows here, not at the first request.
+        load_tokenizer(target / "tokenizer.json")
         progress("tokenizer", 1, 1)
         digests["model.safetensors"] = write_safetensors(
             target / "model.safetensors",

@@ -3,11 +3,6 @@
 Two kinds are known: "llama" (SentencePiece pieces with scores; Gemma) and "gpt2" with the
 pre-tokenizer "qwen2" (byte-level pieces with a list of merges; Qwen). The result gives the
 ids that the model's original tokenizer gives; the tests compare them.
-
-A SentencePiece vocabulary has no list of merges. Any two pieces whose concatenation is a piece
-may merge, the highest score first, so Gemma's original tokenizer.json lists all 514,906 of
-them. More than half of these can never fire, and are left out (`_last_merge` says why this
-changes nothing); loading takes a third of the memory for it.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vox_host.errors import ModelError
+from vox_host.models.sentencepiece_merges import Priority, sentencepiece_merges
 
 __all__ = ["SpecialIds", "Vocabulary", "parse_vocabulary", "tokenizer_config", "tokenizer_json"]
 
@@ -283,22 +279,6 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
-    replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    return {
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        "pre_tokenizer": None,
-        "post_processor": _template(vocabulary),
-        "decoder": {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": _bpe(vocabulary, _sentencepiece_merges(vocabulary), fuse_unk=True, byte_fallback=True),
-    }
-
-
-Priority = tuple[float, int]
-"""Of a piece: minus its score, and its id where scores are equal. The lowest merges first."""
-
-
-def _sentencepiece_merges(vocabulary: Vocabulary) -> list[str]:
-    """Return "left right" for every merge that can fire, the first to be tried first."""
     priorities: dict[str, Priority] = {
         # SentencePiece gives its user-defined pieces the score 0; GGUF writes -1000 for them.
         token: (-score if kind == NORMAL else 0.0, i)
@@ -307,39 +287,11 @@ def _sentencepiece_merges(vocabulary: Vocabulary) -> list[str]:
         )
         if kind in (NORMAL, USER_DEFINED)
     }
-    merges: list[tuple[float, int, int, int, str]] = []
-    for piece, (cost, i) in priorities.items():
-        pair = _last_merge(piece, priorities)
-        if pair is not None:
-            left, right = pair
-            merges.append((cost, -len(left), -len(right), i, f"{left} {right}"))
-    merges.sort()
-    return [text for *_, text in merges]
-
-
-def _last_merge(piece: str, priorities: Mapping[str, Priority]) -> tuple[str, str] | None:
-    """Return the one pair of pieces from which merging ever makes `piece`, or None.
-
-    Merging looks at neighbours only, and takes the best pair of the whole text each time, so
-    the merges inside a stretch of text happen in the order they would have if the stretch
-    stood alone, until one crosses its border. A stretch that becomes `piece` was never
-    crossed. So it becomes `piece` from the same two parts everywhere: those it comes down to
-    alone. Every other split of `piece` into two pieces never fires.
-    """
-    parts = list(piece)
-    if len(parts) < 2 or not all(part in priorities for part in parts):
-        return None
-    while len(parts) > 2:
-        best: tuple[float, int, int, int, int] | None = None
-        for at in range(len(parts) - 1):
-            left, right = parts[at], parts[at + 1]
-            found = priorities.get(left + right)
-            if found is not None:
-                merge = (found[0], -len(left), -len(right), found[1], at)
-                if best is None or merge < best:
-                    best = merge
-        if best is None:
-            return None
-        at = best[-1]
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts[0], parts[1]
+    replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": None,
+        "post_processor": _template(vocabulary),
+        "decoder": {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": _bpe(vocabulary, sentencepiece_merges(priorities), fuse_unk=True, byte_fallback=True),
+    }

@@ -27,6 +27,7 @@ from typing import Any
 import tokenizers
 
 from vox_host.errors import ModelError
+from vox_host.literals import LiteralFinder
 from vox_host.models.tokenizer_file import load_tokenizer
 
 __all__ = ["ChatTemplateSource", "PromptTooLong", "Tokenizer"]
@@ -80,14 +81,8 @@ class Tokenizer:
         self._lock = threading.Lock()
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token_id: t.content for token_id, t in added.items() if t.special}
-        self._specials_longest_first = sorted(
-            (t for t in added.values() if t.special and t.content), key=lambda t: -len(t.content)
-        )
-        self._special_pattern = (
-            re.compile("|".join(re.escape(t.content) for t in self._specials_longest_first))
-            if self._specials_longest_first
-            else None
-        )
+        self._special_by_text = {t.content: t for t in added.values() if t.special}
+        self._special_texts = LiteralFinder(self._special_by_text)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._bytes_of = lru_cache(maxsize=8192)(_token_decoder(tokenizer, where))
 
@@ -128,7 +123,7 @@ class Tokenizer:
     @property
     def special_tokens(self) -> list[str]:
         """The texts of all special tokens."""
-        return [token.content for token in self._specials_longest_first]
+        return list(self._special_by_text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, limit: int | None = None) -> list[int]:
         """Return the ids of a completion's prompt.
@@ -200,7 +195,7 @@ class Tokenizer:
         Between two real special tokens the tokenizer sees the same text either way, so only
         runs that have a protected position are encoded apart.
         """
-        if not protected or self._special_pattern is None:
+        if not protected or not self._special_texts:
             return [(text, False)]
         pieces: list[tuple[str, bool]] = []
         plain_from = run_from = 0
@@ -222,23 +217,23 @@ class Tokenizer:
 
     def _real_specials(self, text: str, protected: Sequence[int]) -> list[tuple[int, int]]:
         """Return the spans of special tokens (leftmost, longest) that cover no protected position."""
-        assert self._special_pattern is not None
         forbidden = set(protected)
         spans: list[tuple[int, int]] = []
-        at = 0
-        while found := self._special_pattern.search(text, at):
-            start = found.start()
-            at = start + 1
-            for token in self._specials_longest_first:
-                end = start + len(token.content)
-                if text.startswith(token.content, start) and forbidden.isdisjoint(range(start, end)):
+        covered = 0
+        for begin in self._special_texts.starts(text):
+            if begin < covered:
+                continue
+            for special in self._special_texts.at(text, begin):
+                start, end = begin, begin + len(special)
+                if forbidden.isdisjoint(range(start, end)):
                     # The token may swallow the white space beside it.
+                    token = self._special_by_text[special]
                     if token.lstrip:
-                        start = len(text[:start].rstrip())
+                        start = max(covered, len(text[:start].rstrip()))
                     if token.rstrip:
                         end = len(text) - len(text[end:].lstrip())
                     spans.append((start, end))
-                    at = end
+                    covered = end
                     break
         return spans
 
@@ -320,8 +315,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 def _token_decoder(tokenizer: tokenizers.Tokenizer, where: str) -> Any:
     """Return the function from an id to its bytes that the tokenizer's own decoder implies."""
     decoder = tokenizer.decoder
-    description: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-    steps: list[dict[str, Any]] = description["decoders"] if description["type"] == "Sequence" else [description]
+    description: dict[str, Any] = (
+        json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
+    )
+    steps: list[dict[str, Any]] = (
+        description["decoders"] if description["type"] == "Sequence" else [description]
+    )
     kinds = {step["type"] for step in steps}
 
     def piece(token_id: int) -> str:

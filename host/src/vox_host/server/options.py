@@ -74,7 +74,9 @@ def parse_options(
             "stream_options.include_usage", "stream_options.include_usage must be true or false"
         )
     seed = fields.integer("seed", low=-(2**63), high=2**64 - 1)
-    seed = draw_seed() if seed is None else seed
+    if seed is None:
+        # Without chance there is nothing to draw, and equal requests stay equal to the last byte.
+        seed = 0 if fields.number("temperature", 1.0, low=0.0, high=100.0) == 0 else draw_seed()
     return Options(
         sampling=_sampling(fields, info, seed),
         seed=seed,

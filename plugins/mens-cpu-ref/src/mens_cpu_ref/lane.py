@@ -210,15 +210,11 @@ class CpuOps(Ops):
             )
         out = new_rows(rows, width)
         index = self._index(positions)
-        code = self._rope(
-            x.address, rows, heads, table.pairs, table.address, table.positions, index, out.address
-        )
+        code = self._rope(x.address, rows, heads, *table.arguments, index, out.address)
         if code == _OUT_OF_RANGE:
-            # Some position is beyond the table: the only time it is worth looking at them.
-            table.reach(int(positions.max()))
-            code = self._rope(
-                x.address, rows, heads, table.pairs, table.address, table.positions, index, out.address
-            )
+            # Some block is not made yet: the only time it is worth looking at the positions.
+            table.reach(positions)
+            code = self._rope(x.address, rows, heads, *table.arguments, index, out.address)
         return out if code == 0 else self._checked(code, out, name)
 
     def kv_append(self, cache: KvCache, layer: int, k: Rows, v: Rows, batch: Batch) -> None:

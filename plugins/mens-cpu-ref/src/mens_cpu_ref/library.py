@@ -34,7 +34,7 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
     "linear": (_W, _P, _I, _I, _P, _I, _P),
     "norm": (_P, _P, _I, _I, _I, _F, _P),
     "rotary": (_P, _I, _U, _U, _I, _I, _P),
-    "rope": (_P, _I, _I, _I, _P, _I, _P, _P),
+    "rope": (_P, _I, _I, _I, _P, _P, _I, _P, _P),
     "kv_append": (_P, _P, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P),
     "attention": (_P, _I, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P, _F, _I, _F, _P),
     "add": (_P, _P, _I, _I, _P),

@@ -11,11 +11,13 @@ import ctypes
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mens_core.ops import Format, StoredTensor
+from mens_cpu_ref.arrays import address_of
 from vox_plugin_api.backend import BackendError
 
 __all__ = [
@@ -33,14 +35,14 @@ _P = ctypes.c_void_p
 _I = ctypes.c_int64
 _N = ctypes.c_int32
 
-OPERATORS: Mapping[str, tuple[type, ...]] = {
+OPERATORS: Mapping[str, tuple[Any, ...]] = {
     "quant_packed_bytes": (_N, _I, _I),
     "quant_file_bytes": (_N, _I, _I),
     "quant_activation_bytes": (_N, _I, _I),
     "quant_pack": (_N, _P, _I, _I, _P),
     "quant_activations": (_N, _P, _I, _I, _P),
     "quant_linear": (_N, _P, _I, _I, _P, _I, _P),
-    "quant_rows": (_N, _P, _I, _P, _I, _P, _P),
+    "quant_rows": (_N, _P, _I, _I, _P, _I, ctypes.c_float, _P),
 }
 """Arguments of each native operator after its prefix; all return int64."""
 
@@ -48,7 +50,7 @@ Functions = Mapping[str, Callable[..., int]]
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-_NUMBERS: Mapping[Format, int] = {"q8_0": 0, "q5_0": 1, "q4_0": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
+_NUMBERS: Mapping[str, int] = {"q8_0": 0, "q5_0": 1, "q4_0": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
 _OUT_OF_MEMORY = -1
 # Below this a huge page would waste more than it saves in address translation.
 _HUGE_PAGE_BYTES = 8 << 20
@@ -64,14 +66,13 @@ class QuantisedMatrix:
     """A weight [rows, columns] in the packed form of the functions that made it."""
 
     format: Format
+    number: int
+    block: int
+    """Columns per block; matrices with the same block share activations."""
     rows: int
     columns: int
     packed: Bytes
-
-    @property
-    def block(self) -> int:
-        """Columns per block; matrices with the same block can share activations."""
-        return block_of(self.format)
+    address: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +83,7 @@ class Activations:
     rows: int
     columns: int
     buffer: Bytes
+    address: int
 
 
 def pack_matrix(functions: Functions, stored: StoredTensor) -> QuantisedMatrix:
@@ -95,30 +97,31 @@ def pack_matrix(functions: Functions, stored: StoredTensor) -> QuantisedMatrix:
     expected = functions["quant_file_bytes"](number, rows, columns)
     if expected != stored.data.nbytes:
         raise BackendError(
-            "quantised-shape",
+            "tensor-size",
             f"tensor {stored.name!r} does not hold the blocks its shape needs; no model was loaded",
             facts={
                 "tensor": stored.name,
                 "format": stored.format,
                 "shape": list(stored.shape),
                 "columns_per_block": block_of(stored.format),
-                "expected_bytes": max(expected, 0),
+                "expected_bytes": expected if expected >= 0 else None,
                 "found_bytes": stored.data.nbytes,
             },
             remedy="import the model again from its source",
         )
     file = np.frombuffer(stored.data, np.uint8)
     packed = _zeroed(functions["quant_packed_bytes"](number, rows, columns))
-    fault = functions["quant_pack"](number, file.ctypes.data, rows, columns, packed.ctypes.data)
-    _raise_if_out_of_memory(fault)
-    if fault:
+    address = address_of(packed)
+    code = functions["quant_pack"](number, address_of(file), rows, columns, address)
+    _check_memory(code, f"loading {stored.name}")
+    if code > 0:
         raise BackendError(
             "weights-not-finite",
             f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
-            facts={"tensor": stored.name, "row": fault - 1},
+            facts={"tensor": stored.name, "row": code - 1},
             remedy="import the model again from its source",
         )
-    return QuantisedMatrix(stored.format, rows, columns, packed)
+    return QuantisedMatrix(stored.format, number, block_of(stored.format), rows, columns, packed, address)
 
 
 def quantise(functions: Functions, x: Floats, block: int) -> Activations:
@@ -128,52 +131,43 @@ def quantise(functions: Functions, x: Floats, block: int) -> Activations:
     if size < 0:
         raise ValueError(f"x [{rows}, {columns}] cannot be quantised in blocks of {block}")
     buffer = np.empty(size, np.uint8)
-    fault = functions["quant_activations"](block, x.ctypes.data, rows, columns, buffer.ctypes.data)
-    _raise_if_out_of_memory(fault)
-    return Activations(block, rows, columns, buffer)
+    address = address_of(buffer)
+    code = functions["quant_activations"](block, address_of(x), rows, columns, address)
+    _check_memory(code, "quantising activations")
+    return Activations(block, rows, columns, buffer, address)
 
 
 def linear(functions: Functions, x: Activations, weight: QuantisedMatrix) -> tuple[Floats, int]:
-    """Return x W^T [N, rows], and 0 or 1 + the first row of it that is not finite."""
-    if (x.columns, x.block) != (weight.columns, weight.block):
+    """Return x W^T [N, rows], and the native code: 0, or 1 + the first row that is not finite."""
+    if x.columns != weight.columns or x.block != weight.block:
         raise ValueError(
             f"activations [{x.rows}, {x.columns}] in blocks of {x.block} do not fit a weight "
             f"[{weight.rows}, {weight.columns}] in blocks of {weight.block}"
         )
     y = np.empty((x.rows, weight.rows), np.float32)
-    fault = functions["quant_linear"](
-        _NUMBERS[weight.format],
-        weight.packed.ctypes.data,
-        weight.rows,
-        weight.columns,
-        x.buffer.ctypes.data,
-        x.rows,
-        y.ctypes.data,
+    code = functions["quant_linear"](
+        weight.number, weight.address, weight.rows, weight.columns, x.address, x.rows, address_of(y)
     )
-    _raise_if_out_of_memory(fault)
-    return y, fault
+    return y, code
 
 
 def take_rows(
     functions: Functions, weight: QuantisedMatrix, ids: npt.NDArray[np.int32], scale: float | None
 ) -> tuple[Floats, int]:
-    """Return rows `ids` in float32, times `scale`, and 0 or 1 + the first one that is not finite."""
+    """Return rows `ids` in float32, times `scale`, and the native code (-2: an id is out of range)."""
     wanted = np.ascontiguousarray(ids, np.int32)
-    if wanted.size and not (wanted.min() >= 0 and wanted.max() < weight.rows):
-        raise ValueError(f"row ids must lie in [0, {weight.rows})")
     out = np.empty((wanted.size, weight.columns), np.float32)
-    factor = None if scale is None else np.array([scale], np.float32)
-    fault = functions["quant_rows"](
-        _NUMBERS[weight.format],
-        weight.packed.ctypes.data,
+    code = functions["quant_rows"](
+        weight.number,
+        weight.address,
+        weight.rows,
         weight.columns,
-        wanted.ctypes.data,
+        address_of(wanted),
         wanted.size,
-        None if factor is None else factor.ctypes.data,
-        out.ctypes.data,
+        1.0 if scale is None else scale,
+        address_of(out),
     )
-    _raise_if_out_of_memory(fault)
-    return out, fault
+    return out, code
 
 
 def _zeroed(size: int) -> Bytes:
@@ -185,6 +179,10 @@ def _zeroed(size: int) -> Bytes:
     return np.frombuffer(memory, np.uint8)
 
 
-def _raise_if_out_of_memory(fault: int) -> None:
-    if fault == _OUT_OF_MEMORY:
-        raise MemoryError("the native library could not get its scratch memory")
+def _check_memory(code: int, what: str) -> None:
+    if code == _OUT_OF_MEMORY:
+        raise BackendError(
+            "out-of-memory",
+            f"{what}: the CPU lane could not get its working memory; it was not done",
+            remedy="close other programs, or lower the number of sequences and the context length",
+        )

@@ -16,7 +16,9 @@ static int64_t rope_part(const void* task, int64_t begin, int64_t end, void*) {
   const int64_t pairs = rope.pairs;
   int64_t fault = 0;
   for (int64_t r = begin; r < end; ++r) {
-    const float* cosines = rope.table + rope.positions[r] * 2 * pairs;
+    const int64_t position = rope.positions[r];
+    const int64_t at = rope.slots[position / kBlock] * kBlock + position % kBlock;
+    const float* cosines = rope.table + at * 2 * pairs;
     const float* sines = cosines + pairs;
     FiniteWatch watch;
     for (int64_t h = 0; h < rope.heads; ++h) {

@@ -76,7 +76,8 @@ constexpr int64_t kNormRows = 8;
 struct RopeTask {  // parts are rows
   const float* x;
   float* out;
-  const float* table;  // [position][2][pairs]: cosines, then sines
+  const float* table;    // [slot][128][2][pairs]: cosines, then sines
+  const int32_t* slots;  // where each block of 128 positions is in `table`
   const int32_t* positions;
   int64_t heads;
   int64_t pairs;
