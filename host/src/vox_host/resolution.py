@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
-from vox_host.hardware.record import Device, Machine
 from vox_host.integrity import Receipt
 from vox_host.manifest import Manifest
 from vox_host.requirements import Requirement, parse_requirement
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN, Capability, Numerics
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Device, Machine
 
 __all__ = [
     "AUTO",
@@ -386,6 +388,9 @@ def _why_degraded(
         idle = [d.name for d in machine.devices if d.is_visible]
         if idle:
             reasons.append(f"{', '.join(idle)} is here, but no plugin for it is installed")
+        # A probe speaks of an accelerator only where there are signs of one.
+        accelerators = {source for sources in _PROBES.values() for source in sources}
+        reasons += [p.detail for p in machine.problems if p.source in accelerators and not idle]
     if not reasons:
         return None, ()
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)

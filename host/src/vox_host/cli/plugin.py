@@ -6,16 +6,18 @@ All but `install` work with every plugin broken, and none imports a plugin.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
-from vox_host.hardware.record import Machine
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord
 from vox_host.settings import Settings, load_settings, tool_environment
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Machine
 
 __all__ = ["register"]
 
@@ -217,6 +219,33 @@ def install(
     else:
         receipt = installed.receipt
         print_line(f"{receipt.plugin} {receipt.version} ({receipt.trust}) in {facts['path']}")
+
+
+@plugin_app.command()
+def pack(
+    path: Annotated[Path, typer.Option("--path", help="The plugin's source folder.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the wheel and Plugin.toml go.")],
+    json: Json = False,
+) -> None:
+    """Build a plugin's wheel for this platform and the released Plugin.toml with its checksum."""
+    from vox_host.packing import pack_plugin
+
+    packed = pack_plugin(path.absolute(), out.absolute(), platform="-".join(_platform()), say=print_progress)
+    if json:
+        print_json(
+            {
+                "plugin": packed.plugin_id,
+                "version": packed.version,
+                "platform": packed.platform,
+                "wheel": str(packed.wheel),
+                "manifest": str(packed.manifest),
+                "sha256": packed.sha256,
+                "size": packed.size,
+            }
+        )
+        return
+    print_line(f"{packed.wheel}  sha256:{packed.sha256}")
+    print_line(f"vox-host plugin install --path {out}")
 
 
 @plugin_app.command()

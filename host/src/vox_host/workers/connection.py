@@ -1,0 +1,215 @@
+"""One connection to a worker: many requests at once, their events sorted out again.
+
+Bytes to messages to whoever asked. It knows nothing of processes: when the stream ends or
+breaks, `closed` says so, and `Worker` decides what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from vox_host.errors import UsageError, VoxError
+from vox_host.workers import failures
+from vox_plugin_api import messages as m
+from vox_plugin_api.framing import (
+    AnyToHost,
+    Frame,
+    FrameDecoder,
+    ProtocolError,
+    decode_to_host,
+    encode_message,
+)
+
+__all__ = ["Connection", "Event", "Pulse"]
+
+_READ_BYTES = 256 * 1024
+
+
+class Event(m.Event):
+    """An event as the host hands it on: with the binary frames that came after it."""
+
+    payloads: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is known of a worker's life, in seconds of the monotonic clock."""
+
+    heard_s: float
+    """When anything at all came last."""
+    moved_s: float
+    """When it was last idle or had done more than before."""
+    state: str = "idle"
+    progress: int = 0
+    resident_bytes: int | None = None
+
+    def heard(self, message: AnyToHost) -> None:
+        """Take note of `message`."""
+        now = time.monotonic()
+        self.heard_s = now
+        if not isinstance(message, m.Heartbeat):
+            self.moved_s = now
+            return
+        if message.state == "idle" or message.progress != self.progress:
+            self.moved_s = now
+        self.state = message.state
+        self.progress = message.progress
+        self.resident_bytes = message.resident_bytes
+
+
+class Connection:
+    """The host's end of the private descriptor."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        now = time.monotonic()
+        self.pulse = Pulse(heard_s=now, moved_s=now)
+        self.closed: asyncio.Future[ProtocolError | None] = asyncio.get_running_loop().create_future()
+        """Done when nothing more will come: None for a plain end, or the breach that was found."""
+        self.hello: asyncio.Future[m.WorkerHello | m.Refused] = asyncio.get_running_loop().create_future()
+        """Done when the worker has answered the handshake."""
+        self._reader = reader
+        self._writer = writer
+        self._decoder = FrameDecoder()
+        self._answers: dict[int, asyncio.Queue[Event | m.WorkerError | VoxError]] = {}
+        self._last_id = 0
+        self._failure: VoxError | None = None
+        self._receiver = asyncio.create_task(self._receive())
+
+    @classmethod
+    async def open(cls, connection: socket.socket) -> Connection:
+        """Take over a connected socket."""
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        return cls(reader, writer)
+
+    def send(self, message: m.Message) -> None:
+        """Queue `message` for the worker; after the end of the connection it goes nowhere."""
+        if not self._writer.is_closing():
+            self._writer.write(encode_message(message))
+
+    async def stream(self, method: m.Method, params: m.Message) -> AsyncGenerator[Event, None]:
+        """Yield the events of one request. Closing the iterator early cancels the request.
+
+        Raises:
+            WorkerFailedError: the worker answered with an error, or did not answer to the end.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._last_id += 1
+        request_id = self._last_id
+        answers: asyncio.Queue[Event | m.WorkerError | VoxError] = asyncio.Queue()
+        self._answers[request_id] = answers
+        try:
+            self._ask(m.Request(id=request_id, method=method, params=params.model_dump(mode="json")))
+            while True:
+                answer = await answers.get()
+                if isinstance(answer, m.WorkerError):
+                    raise failures.from_worker_error(answer)
+                if isinstance(answer, VoxError):
+                    raise answer
+                yield answer
+                if answer.final:
+                    return
+        finally:
+            # Still there: the worker has not ended it, so the caller has.
+            if self._answers.pop(request_id, None) is not None:
+                self.send(m.Cancel(id=request_id))
+
+    def _ask(self, request: m.Request) -> None:
+        try:
+            self.send(request)
+        except ProtocolError as error:
+            del self._answers[request.id]
+            raise UsageError(
+                "request-too-large",
+                f"a request of method {request.method!r} is too large; it was not sent",
+                facts=[
+                    ("limit", f"{error.facts['limit']} bytes"),
+                    ("found", f"{error.facts['found']} bytes"),
+                ],
+                remedy="Ask for less at once.",
+            ) from None
+
+    def fail(self, error: VoxError) -> None:
+        """End all requests in flight, and any that come, with `error`."""
+        self._failure = error
+        for answers in self._answers.values():
+            answers.put_nowait(error)
+        self._answers.clear()
+
+    async def close(self) -> None:
+        """Give the descriptor back."""
+        self._receiver.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._receiver
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    # --- receiving -------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        breach: ProtocolError | None = None
+        try:
+            waiting: Event | None = None
+            while data := await self._read():
+                for frame in self._decoder.feed(data):
+                    waiting = self._take(frame, waiting)
+            self._decoder.finish()
+        except ProtocolError as error:
+            breach = error
+        if not self.closed.done():
+            self.closed.set_result(breach)
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(_READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    def _take(self, frame: Frame, waiting: Event | None) -> Event | None:
+        """Handle one frame; return the event that still waits for its binary frames."""
+        if waiting is not None:
+            if frame.kind != "B":
+                raise ProtocolError(
+                    "bad-message",
+                    f"expected {waiting.slices} binary frames after an event, found {len(waiting.payloads)}",
+                )
+            waiting = waiting.model_copy(update={"payloads": (*waiting.payloads, frame.payload)})
+        else:
+            message = decode_to_host(frame)
+            self.pulse.heard(message)
+            if not isinstance(message, m.Event):
+                self._take_message(message)
+                return None
+            waiting = Event.model_construct(**dict(message))
+        if len(waiting.payloads) < waiting.slices:
+            return waiting
+        self._deliver(waiting.id, waiting, final=waiting.final)
+        return None
+
+    def _take_message(self, message: AnyToHost) -> None:
+        if isinstance(message, m.Failed):
+            self._deliver(message.id, message.error, final=True)
+        elif isinstance(message, m.Refused) and self.hello.done():
+            raise ProtocolError(message.error.code, f"the worker left: {message.error.message}")
+        elif isinstance(message, m.WorkerHello | m.Refused):
+            if self.hello.done():
+                raise ProtocolError("bad-message", "a second worker_hello after the handshake")
+            self.hello.set_result(message)
+
+    def _deliver(self, request_id: int, answer: Event | m.WorkerError, *, final: bool) -> None:
+        if not 0 < request_id <= self._last_id:
+            raise ProtocolError(
+                "bad-message",
+                f"an answer to request {request_id}, which was never made",
+                {"last request": self._last_id},
+            )
+        # Absent: the caller has left, and the worker had not heard of it yet.
+        answers = self._answers.pop(request_id, None) if final else self._answers.get(request_id)
+        if answers is not None:
+            answers.put_nowait(answer)

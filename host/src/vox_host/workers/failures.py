@@ -1,0 +1,98 @@
+"""Turn what happened to a worker into an error with facts and a remedy."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+
+from vox_host.errors import IntegrityError, PluginError, VoxError, WorkerFailedError
+from vox_host.workers.launch import LaunchPlan
+from vox_host.workers.process import Exit, WorkerProcess
+from vox_plugin_api import messages as m
+
+__all__ = ["from_worker_error", "not_ended", "not_started", "refused", "worker_died", "worker_killed"]
+
+_GIB = 2**30
+_SHOWN_LINES = 20
+
+
+def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
+    """Return the error for a process that ended by itself while `doing` was going on."""
+    remedy = f"Full log: {process.log_path}"
+    if exit_.signal_number == signal.SIGKILL:
+        remedy = f"The system probably killed it for memory (not confirmed). {remedy}"
+    return WorkerFailedError(
+        "worker-died",
+        f'worker "{plan.plugin_id}" exited {doing}; what it was doing was not repeated',
+        facts=[("exit", str(exit_)), *_evidence(plan, process)],
+        remedy=remedy,
+    )
+
+
+def worker_killed(
+    plan: LaunchPlan, process: WorkerProcess, code: str, why: str, facts: list[tuple[str, object]]
+) -> WorkerFailedError:
+    """Return the error for a process that this host ended, and why it did."""
+    return WorkerFailedError(
+        code,
+        f'worker "{plan.plugin_id}" {why}; it was killed and what it was doing was not repeated',
+        facts=[*facts, *_evidence(plan, process)],
+        remedy=f"Full log: {process.log_path}",
+    )
+
+
+def not_started(plan: LaunchPlan, error: OSError) -> WorkerFailedError:
+    """Return the error for a process that could not even be started."""
+    return WorkerFailedError(
+        "worker-not-started",
+        f'worker "{plan.plugin_id}" could not be started: {error.strerror or error}',
+        facts=[("interpreter", str(plan.python)), ("log directory", str(plan.log_dir))],
+        remedy=f"Run `vox-host plugin verify {plan.plugin_id}`, then install the plugin again.",
+    )
+
+
+def not_ended(plan: LaunchPlan, process: WorkerProcess) -> WorkerFailedError:
+    """Return the error for a process that even SIGKILL did not end."""
+    return WorkerFailedError(
+        "worker-not-ended",
+        f'worker "{plan.plugin_id}" was sent SIGKILL and is still there',
+        facts=[("pid", process.pid), ("log", str(process.log_path))],
+        remedy="It probably waits inside the kernel, for a disk or a device driver (not confirmed); "
+        f"`ps -o stat,wchan -p {process.pid}` shows where.",
+    )
+
+
+def refused(plan: LaunchPlan, process: WorkerProcess, error: m.WorkerError) -> VoxError:
+    """Return the error for a worker that answered the handshake with a refusal."""
+    kind: type[VoxError] = {
+        "manifest-mismatch": IntegrityError,
+        "protocol-mismatch": PluginError,
+        "invalid-manifest": PluginError,
+        "manifest-disagrees": PluginError,
+        "plugin-not-found": PluginError,
+        "wrong-plugin": PluginError,
+    }.get(error.code, WorkerFailedError)
+    return kind(
+        error.code,
+        error.message,
+        facts=[*error.facts.items(), ("log", str(process.log_path))],
+        remedy=error.remedy or f"Run `vox-host plugin verify {plan.plugin_id}`, or install the plugin again.",
+    )
+
+
+def from_worker_error(error: m.WorkerError) -> WorkerFailedError:
+    """Return an error that crossed the wire as data."""
+    return WorkerFailedError(error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy)
+
+
+def _evidence(plan: LaunchPlan, process: WorkerProcess) -> list[tuple[str, object]]:
+    memory = psutil.virtual_memory()
+    lines = process.tail().rstrip().splitlines()[-_SHOWN_LINES:]
+    return [
+        ("command", f"{plan.python} -I -B -m vox_plugin_api.child {plan.plugin_id}"),
+        ("pid", process.pid),
+        ("last lines", lines),
+        ("memory", f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB when it exited"),
+        ("log", str(process.log_path)),
+    ]
