@@ -97,12 +97,8 @@ def write_toy_wheel(
         f"{module}/Plugin.toml": manifest if manifest is not None else manifest_text(plugin_id, version),
         **(files or {}),
     }
-    points = (
-        f"[vox_host.backends]\n{plugin_id} = {module}:make\n" if entry_points is None else entry_points
-    )
-    return write_wheel(
-        folder, plugin_id, version, contents, entry_points=points, requires=requires, tag=tag
-    )
+    points = f"[vox_host.backends]\n{plugin_id} = {module}:make\n" if entry_points is None else entry_points
+    return write_wheel(folder, plugin_id, version, contents, entry_points=points, requires=requires, tag=tag)
 
 
 def write_api_wheel(folder: Path) -> Path:
