@@ -41,6 +41,8 @@ class Limits:
     """From the polite request to SIGTERM."""
     terminate_grace_s: float = 2.0
     """From SIGTERM to SIGKILL."""
+    kill_timeout_s: float = 10.0
+    """From SIGKILL to the end of the process."""
     max_restarts: int = 3
     """In a row; a worker that has served for `healthy_after_s` starts a new row."""
     healthy_after_s: float = 60.0

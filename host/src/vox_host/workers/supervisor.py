@@ -155,7 +155,12 @@ class Supervisor:
             if time.monotonic() - began_s > self._limits.healthy_after_s:
                 in_a_row = 0
             self._set("restarting", pid=None, last_error=error)
-            await worker.stop()
+            try:
+                await worker.stop()
+            except VoxError as failure:
+                # Two workers at once could hold twice the memory.
+                self._set("failed", last_error=failure)
+                return
             while True:
                 if in_a_row >= self._limits.max_restarts:
                     self._set("failed", pid=None)

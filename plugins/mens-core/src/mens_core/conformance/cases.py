@@ -173,12 +173,15 @@ def _token_weights(ops: Ops) -> Iterator[npt.NDArray[Any]]:
 
 def _log_normaliser(ops: Ops) -> Iterator[npt.NDArray[Any]]:
     yield np.asarray(ops.log_normaliser(put(ops, _logits())), np.float32)
+    # Near zero, where no coarse last bit hides the sum's and the logarithm's own.
+    near_zero = floats(30, 24, 260, span=0) - np.float32(5.5)
+    yield np.asarray(ops.log_normaliser(put(ops, near_zero)), np.float32)
 
 
 def _not_finite(ops: Ops) -> Iterator[npt.NDArray[Any]]:
     """Nothing is compared but what `take_faults` says."""
     x = floats(29, 3, 64)
-    x[1] = np.ldexp(np.abs(x[1]) + np.float32(1), 126)
+    x[1, 5::7] = np.ldexp(np.float32(1), 127)  # finite, and its double is not
     ops.add(put(ops, x), put(ops, x), name="doubled")
     return iter(())
 
