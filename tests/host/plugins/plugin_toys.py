@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import site
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,3 +156,12 @@ def an_nvidia(**changes: object) -> Device:
         **changes,
     }
     return Device.model_validate(values)
+
+
+def interpreter_that_sees(folder: Path, environment: Path) -> Path:
+    """Make an interpreter that sees a folder and the worker loop, as one environment would."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    paths = [folder, REPOSITORY / "plugin-api" / "src", *site.getsitepackages()]
+    (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
+    return environment / "bin" / "python"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import site
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_toys import REPOSITORY, a_machine, manifest_text
+from plugin_toys import REPOSITORY, a_machine, interpreter_that_sees, manifest_text
 
 from vox_host.discovery import discover_in_environment
 from vox_host.errors import NoCandidateError, VoxError
@@ -51,31 +50,13 @@ def test_every_plugin_case_is_driven_here() -> None:
 # --- P1: a plugin whose entry point raises ----------------------------------------------------------
 
 
-@pytest.fixture
-def environment_with_case(tmp_path: Path) -> Callable[[Path], Path]:
-    """Make an interpreter that sees the worker loop and one case's folder, as one environment would."""
-
-    def make(folder: Path) -> Path:
-        environment = tmp_path / "environment"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-        packages = next(environment.glob("lib/python*/site-packages"))
-        paths = [folder, REPOSITORY / "plugin-api" / "src", *site.getsitepackages()]
-        (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
-        return environment / "bin" / "python"
-
-    return make
-
-
 @pytest.mark.parametrize("case", cases("P1"))
 async def test_an_entry_point_that_raises_is_told_by_name_and_makes_auto_degraded(
-    case: dict[str, Any],
-    environment_with_case: Callable[[Path], Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    case: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = CASES / case["file"]
     (found,) = discover_in_environment([str(folder)])
-    candidate = replace(found, python=environment_with_case(folder))
+    candidate = replace(found, python=interpreter_that_sees(folder, tmp_path / "environment"))
     assert candidate.problem is None
     named = Request(plugin="vox-toy")
     chosen = resolve(named, a_machine(), [candidate]).chosen
