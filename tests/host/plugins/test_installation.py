@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,8 +126,6 @@ def test_a_wheel_whose_contents_are_not_its_record_s_is_refused(
     # The archive itself stays whole (stored, not compressed): only our own check can see it.
     assert data.count(b"'imported'") == 1
     changed = data.replace(b"'imported'", b"'Imported'")
-    import zlib
-
     old, new = (zlib.crc32(f"raise SystemExit('{w}')\n".encode()) for w in ("imported", "Imported"))
     wheel.write_bytes(changed.replace(old.to_bytes(4, "little"), new.to_bytes(4, "little")))
     with pytest.raises(IntegrityError) as caught:
@@ -380,34 +380,55 @@ def test_build_results_do_not_count_as_sources(clone: Path) -> None:
 
 STEPS = ["creating its environment", "installing it", "compiling its modules", "recording what"]
 
+KILLS_ITSELF = """
+import os, signal, sys
+from pathlib import Path
+from plugin_toys import make_tools
+from vox_host.installation import InstallRequest, install
 
-def start_install(wheel: Path, plugins_dir: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vox_host", "plugin", "install", "--no-index", "--path", str(wheel)]
-    environment = {
+wheel, plugins_dir, step = sys.argv[1:]
+
+def report(line):
+    if step in line:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+install(
+    InstallRequest(
+        path=Path(wheel), plugins_dir=Path(plugins_dir), os="linux", arch="x86_64",
+        tools=make_tools(report=report), host_version="0.1.0",
+    )
+)
+"""
+
+
+def environment_of(plugins_dir: Path) -> dict[str, str]:
+    return {
         **os.environ,
         "VOX_HOME": str(plugins_dir.parent),
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+
+
+def install_and_die_at(step: str, wheel: Path, plugins_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS_ITSELF, wheel, plugins_dir, step],
+        env=environment_of(plugins_dir),
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def kill_at(process: subprocess.Popen[str], step: str) -> None:
-    assert process.stderr is not None
-    assert process.stdout is not None
-    seen = []
-    for line in process.stderr:
-        seen.append(line)
-        if step in line:
-            break
-    else:
-        pytest.fail(f"never said {step!r}: {seen}")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stderr.close()
-    process.stdout.close()
-    assert process.returncode == -signal.SIGKILL
+def start_install(path: Path, plugins_dir: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vox_host", "plugin", "install", "--no-index", "--path", str(path)],
+        env=environment_of(plugins_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -415,7 +436,7 @@ def test_a_kill_leaves_nothing_visible_and_the_next_installation_cleans_up(
     tmp_path: Path, request_for: MakeRequest, plugins_dir: Path, step: str
 ) -> None:
     wheel = write_toy_wheel(tmp_path / "wheels")
-    kill_at(start_install(wheel, plugins_dir), step)
+    install_and_die_at(step, wheel, plugins_dir)
     assert visible(plugins_dir) == []
     assert discover_installed(plugins_dir) == []
     left = hidden(plugins_dir)
@@ -425,14 +446,40 @@ def test_a_kill_leaves_nothing_visible_and_the_next_installation_cleans_up(
     verify_installation(receipt, plugins_dir, full=True)
 
 
+def test_a_kill_in_the_middle_of_a_build_leaves_nothing_visible(clone: Path, plugins_dir: Path) -> None:
+    marker = clone / "building"
+    (clone / "plugin-api" / "backend.py").write_text(
+        f"import pathlib, time\ndef build_wheel(*a):\n"
+        f" pathlib.Path({str(marker)!r}).write_text('')\n time.sleep(100)\n"
+    )
+    process = start_install(clone / "plugins" / "vox-toy", plugins_dir)
+    deadline = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert visible(plugins_dir) == []
+    assert hidden(plugins_dir)
+
+
 def test_a_kill_while_replacing_leaves_the_old_plugin_intact(
     tmp_path: Path, request_for: MakeRequest, plugins_dir: Path
 ) -> None:
     old = install(request_for(write_toy_wheel(tmp_path / "old"))).receipt
     new = write_toy_wheel(tmp_path / "new", version="2.0.0")
-    kill_at(start_install(new, plugins_dir), "recording what")
+    install_and_die_at("recording what", new, plugins_dir)
     assert discover_installed(plugins_dir)[0].version == "1.0.0"
     verify_installation(old, plugins_dir, full=True)
+
+
+def test_installed_files_share_nothing_with_the_installer_s_cache(
+    installed_toy: Installed, plugins_dir: Path
+) -> None:
+    tree = plugins_dir / installed_toy.receipt.environment
+    shared = [path for path in tree.rglob("*") if path.is_file() and path.lstat().st_nlink > 1]
+    assert shared == []
 
 
 def test_a_failure_leaves_no_environment_behind(
@@ -480,11 +527,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "plugin", "install", "--no-index", "--path", str(wheel)],
-        env={
-            **os.environ,
-            "VOX_HOME": str(plugins_dir.parent),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
+        env=environment_of(plugins_dir),
         capture_output=True,
         text=True,
         check=False,
