@@ -52,7 +52,7 @@ class VoxError(Exception):
         return {
             "code": self.code,
             "message": self.message,
-            "facts": {name: value for name, value in self.facts},
+            "facts": dict(self.facts),
             "remedy": self.remedy,
         }
 

@@ -23,7 +23,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCK", "AttentionSpec", "Batch", "Fault", "Format", "Ops", "StoredTensor", "Tensor", "is_quantised"]
+__all__ = [
+    "BLOCK",
+    "AttentionSpec",
+    "Batch",
+    "Fault",
+    "Format",
+    "Ops",
+    "StoredTensor",
+    "Tensor",
+    "is_quantised",
+]
 
 BLOCK = 128
 """Positions per KV block; absolute: block b holds positions [128 b, 128 b + 128)."""
@@ -113,7 +123,9 @@ class Ops(ABC):
         """Reserve `blocks` KV blocks of 128 positions for every layer, in f32."""
 
     @abstractmethod
-    def rotary_table(self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None) -> RotaryTable:
+    def rotary_table(
+        self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None
+    ) -> RotaryTable:
         """Cosines and sines for positions as needed, from frequencies in turns per position.
 
         Args:
@@ -129,6 +141,10 @@ class Ops(ABC):
     @abstractmethod
     def take_faults(self) -> list[Fault]:
         """Return what was not finite since the last call, first operator first."""
+
+    def facts(self) -> dict[str, Any]:
+        """Say what the load report tells about the lane (instruction set, threads); never compared."""
+        return {}
 
     # --- operators ---------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+# Two commands: `make demo` and `make test`. Everything they need, they set up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PYTHONPATH :=
+
+SOURCES := plugin-api/src:host/src:plugins/mens-core/src:plugins/mens-cpu-ref/src
+HOST_STAMP := $(VENV)/.host-installed
+TEST_STAMP := $(VENV)/.test-installed
+WHEELS_STAMP := wheels/.built
+NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
+PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
+
+.PHONY: help demo demo-file test lint types unit wheels native clean bench
+
+help:
+	@echo "make demo    set up, install the CPU lane, import a real model, serve it, ask it"
+	@echo "make test    set up, lint, types, the whole suite"
+	@echo "make wheels  build every distribution into wheels/"
+	@echo "make bench   measure against llama.cpp and the machine's limits"
+
+demo: $(HOST_STAMP) $(WHEELS_STAMP)
+	@$(BIN)/vox-host demo --wheels wheels --accept-license
+
+$(VENV)/bin/python:
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"error: vox-host needs Python 3.11 to 3.13; $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(HOST_STAMP): $(VENV)/bin/python constraints.txt plugin-api/pyproject.toml host/pyproject.toml
+	@echo "==> installing vox-host and its dependencies into $(VENV)"
+	@$(PIP) install --quiet --editable plugin-api --editable host
+	@touch $@
+
+$(WHEELS_STAMP): $(HOST_STAMP) $(NATIVE_FILES) $(PYTHON_FILES) $(wildcard plugins/*/pyproject.toml)
+	@echo "==> building wheels (native kernels included) into wheels/"
+	@rm -rf wheels && mkdir -p wheels
+	@$(PIP) wheel --quiet --no-deps --wheel-dir wheels ./plugin-api ./host ./plugins/mens-core
+	@$(BIN)/vox-host plugin pack --path plugins/mens-cpu-ref --out wheels/mens-cpu-ref
+	@touch $@
+
+wheels: $(WHEELS_STAMP)
+	@ls -l wheels wheels/mens-cpu-ref
+
+$(TEST_STAMP): $(HOST_STAMP) tests/requirements.txt
+	@echo "==> installing test tools into $(VENV)"
+	@$(PIP) install --quiet --requirement tests/requirements.txt
+	@touch $@
+
+native: $(TEST_STAMP)
+	@$(BIN)/python plugins/mens-cpu-ref/build_native.py
+
+demo-file: $(HOST_STAMP)
+	@$(BIN)/python tests/fixtures/demo_model.py
+
+test: lint types native demo-file $(WHEELS_STAMP)
+	@$(BIN)/python -m pytest
+
+lint: $(TEST_STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@PYTHONPATH=$(SOURCES) $(BIN)/lint-imports --no-cache
+
+types: $(TEST_STAMP)
+	@$(BIN)/mypy
+
+unit: native
+	@$(BIN)/python -m pytest -m "not real_model and not oracle"
+
+bench: native $(WHEELS_STAMP)
+	@$(BIN)/python bench/run.py
+
+clean:
+	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,263 @@
+"""The composition root: from settings and a model's name to a service that answers.
+
+Order matters for memory: the tokenizer's vocabulary is parsed, and what that took given back,
+before a worker maps the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vox_host.app.engine import WorkerEngine
+from vox_host.app.service import ModelInfo, ModelService
+from vox_host.chat.template import ChatTemplate
+from vox_host.discovery import discover
+from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
+from vox_host.hardware.record import Machine
+from vox_host.launch import plan_launch
+from vox_host.models.catalogue import Catalogue, InstalledModel
+from vox_host.models.tokenizer import Tokenizer
+from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
+from vox_host.settings import Settings
+from vox_host.workers import Limits, Supervisor, Worker
+from vox_plugin_api import messages as m
+from vox_plugin_api.transcript import Transcript
+
+__all__ = ["ModelOptions", "OpenModel", "open_model"]
+
+Say = Callable[[str], None]
+
+
+def _say_nothing(_: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """What a user may choose about a model that is to answer."""
+
+    model: str
+    plugin: str = AUTO
+    numerics: m.Numerics | None = None
+    context_length: int | None = None
+    """Positions for each sequence; None: the model's own, as far as memory goes."""
+    threads: int | None = None
+    max_sequences: int = 64
+    require_verified: bool = False
+    record: Path | None = None
+    """Where to write the transcript of everything the worker is asked and answers."""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenModel:
+    """A model that answers."""
+
+    service: ModelService
+    supervisor: Supervisor
+    resolution: Resolution
+    load: m.LoadResult
+
+
+@contextlib.asynccontextmanager
+async def open_model(
+    settings: Settings,
+    options: ModelOptions,
+    machine: Machine,
+    *,
+    candidates: Sequence[Candidate] | None = None,
+    progress: Say = _say_nothing,
+    warn: Say = _say_nothing,
+) -> AsyncGenerator[OpenModel, None]:
+    """Start the plugin that fits, load the model, and hand out the service; everything ends with the block.
+
+    A named plugin is used or refused. `auto` tries the next candidate when one can't start, and
+    says so; a plugin whose bytes have changed stops everything.
+
+    Raises:
+        VoxError: no model, no plugin, bytes that differ, a worker that can't load it; nothing is left.
+    """
+    model = Catalogue(settings.models_dir).find(options.model)
+    progress(f"model {model.name} ({model.architecture}, {_mib(model.size_bytes)})")
+    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
+    found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
+    transcript = Transcript(options.record) if options.record is not None else None
+    async with contextlib.AsyncExitStack() as stack:
+        if transcript is not None:
+            stack.callback(transcript.close)
+        template, template_warnings = await _open_template(stack, model, tokenizer, warn)
+        start = _Start(settings, options, machine, model, transcript, progress)
+        resolution, supervisor, load = await start.first_that_starts(found)
+        stack.push_async_callback(supervisor.stop)
+        for warning in (*resolution.warnings, *load.warnings):
+            warn(warning)
+        if resolution.degraded_reason is not None:
+            warn(resolution.degraded_reason)
+        info = _model_info(model, resolution, load, template_warnings)
+        progress(
+            f"plugin {info.plugin_id} {info.plugin_version}: lane {info.lane}, {info.numerics} numerics, "
+            f"context {info.context_length}"
+        )
+        service = ModelService(info, tokenizer, template, WorkerEngine(supervisor))
+        yield OpenModel(service=service, supervisor=supervisor, resolution=resolution, load=load)
+
+
+async def _open_template(
+    stack: contextlib.AsyncExitStack, model: InstalledModel, tokenizer: Tokenizer, warn: Say
+) -> tuple[ChatTemplate | None, list[str]]:
+    source = tokenizer.chat_template
+    if source is None:
+        return None, []
+    template = ChatTemplate(
+        source.source,
+        name=f'model "{model.name}" ({source.file})',
+        special_tokens=tokenizer.special_names,
+        protect=tokenizer.special_tokens,
+    )
+    stack.callback(template.close)
+    try:
+        await asyncio.to_thread(template.check)
+    except ModelError as error:
+        # Completions need no template, so the model is served; chat requests get the same text.
+        warn(error.message)
+        return template, [error.message]
+    return template, []
+
+
+@dataclass(slots=True)
+class _Start:
+    """The attempts to start a plugin and load the model."""
+
+    settings: Settings
+    options: ModelOptions
+    machine: Machine
+    model: InstalledModel
+    transcript: Transcript | None
+    progress: Say
+    outcomes: list[StageRecord] = field(default_factory=list)
+
+    async def first_that_starts(
+        self, candidates: Sequence[Candidate]
+    ) -> tuple[Resolution, Supervisor, m.LoadResult]:
+        request = Request(
+            plugin=self.options.plugin,
+            numerics=self.options.numerics,
+            require_verified=self.options.require_verified,
+        )
+        last_failure: VoxError | None = None
+        while True:
+            try:
+                resolution = resolve(request, self.machine, candidates, self.outcomes)
+            except VoxError:
+                # What really went wrong says more than that nothing is left to try.
+                if last_failure is not None:
+                    raise last_failure from None
+                raise
+            chosen = resolution.chosen
+            plan = await asyncio.to_thread(
+                plan_launch,
+                chosen,
+                plugins_dir=self.settings.plugins_dir,
+                log_dir=self.settings.log_dir,
+                require_verified=self.options.require_verified,
+            )
+            self.progress(f"starting {chosen.plugin_id} {chosen.version}")
+            loads: list[m.LoadResult] = []
+
+            async def load(
+                worker: Worker, chosen: Candidate = chosen, loads: list[m.LoadResult] = loads
+            ) -> None:
+                event = await worker.call("load_model", self._load_params(chosen))
+                loads.append(m.LoadResult.model_validate(event.result))
+
+            supervisor = Supervisor(
+                plan, prepare=load, transcript=self.transcript, limits=self.options.limits
+            )
+            try:
+                await supervisor.start()
+            except IntegrityError:
+                raise
+            except VoxError as failure:
+                if self.options.plugin != AUTO:
+                    raise
+                last_failure = failure
+                self._note(chosen, _stage_of(failure), "failed", failure.code, failure.message)
+                self.progress(f"{chosen.plugin_id} could not be used: {failure.message}")
+                continue
+            self._note(chosen, "start", "passed", "started", "handshake completed")
+            self._note(
+                chosen, "self-test", "passed", "self-test-passed", "the lane's operators gave the right bits"
+            )
+            self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
+            # Resolved once more, so that the record holds what the attempts have shown.
+            return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    def _load_params(self, chosen: Candidate) -> m.LoadModelParams:
+        offered = chosen.manifest.backend.numerics if chosen.manifest is not None else []
+        default: m.Numerics = "canonical" if "canonical" in offered or not offered else offered[0]
+        return m.LoadModelParams(
+            model_dir=str(self.model.path),
+            model_digest=self.model.digest,
+            context_length=self.options.context_length,
+            numerics=self.options.numerics or default,
+            threads=self.options.threads,
+            max_sequences=self.options.max_sequences,
+        )
+
+    def _note(self, chosen: Candidate, stage: Stage, status: str, code: str, detail: str) -> None:
+        self.outcomes.append(
+            StageRecord(
+                plugin_id=chosen.plugin_id,
+                version=chosen.version,
+                stage=stage,
+                status="passed" if status == "passed" else "failed",
+                code=code,
+                detail=detail,
+            )
+        )
+
+
+def _stage_of(failure: VoxError) -> Stage:
+    if failure.code.startswith("self-test"):
+        return "self-test"
+    return "health" if isinstance(failure, WorkerFailedError) and "load" in failure.code else "start"
+
+
+def _model_info(
+    model: InstalledModel, resolution: Resolution, load: m.LoadResult, template_warnings: list[str]
+) -> ModelInfo:
+    chosen = resolution.chosen
+    return ModelInfo(
+        name=model.name,
+        digest=model.digest,
+        plugin_id=chosen.plugin_id,
+        plugin_version=chosen.version or "",
+        lane=chosen.lane or "",
+        numerics=load.numerics,
+        context_length=load.context_length,
+        model_context_length=load.model_context_length,
+        vocab_size=load.vocab_size,
+        architecture=load.architecture,
+        parameters=load.parameters,
+        created=_unix_time(model.imported_at),
+        degraded=resolution.degraded_reason,
+        warnings=(*resolution.warnings, *load.warnings, *template_warnings),
+        backends=tuple(record.as_dict() for record in resolution.records),
+    )
+
+
+def _unix_time(iso: str) -> int:
+    try:
+        moment = datetime.datetime.fromisoformat(iso)
+    except ValueError:
+        return 0
+    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"

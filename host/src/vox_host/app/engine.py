@@ -1,0 +1,33 @@
+"""A supervised worker as the engine of a service."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from vox_host.app.service import EngineHealth
+from vox_host.workers import Supervisor
+from vox_plugin_api import messages as m
+
+__all__ = ["WorkerEngine"]
+
+
+class WorkerEngine:
+    """Passes requests to the worker and reads its events."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def health(self) -> EngineHealth:
+        """Say whether the worker answers now."""
+        state = self._supervisor.state
+        error = state.last_error
+        detail = None if error is None or state.phase == "ready" else error.message
+        return EngineHealth(state.phase == "ready", state.phase, detail)
+
+    async def generate(self, params: m.GenerateParams) -> AsyncGenerator[m.GenerateResult, None]:
+        """Stream an answer; closing the iterator cancels it in the worker."""
+        async with contextlib.aclosing(self._supervisor.stream("generate", params)) as events:
+            async for event in events:
+                if event.result is not None:
+                    yield m.GenerateResult.model_validate(event.result)

@@ -1,0 +1,117 @@
+"""The command line: the only code that prints.
+
+One module per command group, imported only when its command is named, so that `plugin list`
+does not pay for a server. A module joins by a row in `COMMANDS` and a function
+`register(app)` that adds its commands to the root.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import platform
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from vox_host.cli import output
+
+__all__ = ["main", "run"]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("vox_host.cli.doctor", "Show this machine, and which plugin would run on it and why."),
+    "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify and remove plugins."),
+    "model": ("vox_host.cli.model", "Import, list, show and remove models."),
+    "generate": ("vox_host.cli.generate", "Continue a prompt."),
+    "chat": ("vox_host.cli.generate", "Talk with a model."),
+    "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "demo": ("vox_host.cli.demo", "The main job from end to end, on a small real model."),
+}
+"""Command to the module that has it and the line shown in --help."""
+
+_SUPPORTED = {"Linux", "Darwin"}
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status: errors become text here and nowhere else."""
+    wants_json = "--json" in arguments
+    # The two options of the root are looked up here: they decide how a failure while parsing looks.
+    root = list(arguments[: _position_of_command(arguments)])
+    try:
+        if platform.system() not in _SUPPORTED:
+            output.print_line(
+                f"vox-host runs on Linux and macOS; this is {platform.system()}. Nothing was done.",
+                error=True,
+            )
+            return 3
+        app = _build(arguments)
+        status = app(list(arguments), prog_name="vox-host", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`vox-host ... | head`); nothing is wrong and nobody listens.
+        output.silence_stdout()
+        return 141
+    except Exception as error:  # noqa: BLE001 (one of the two broad catches there are)
+        return output.report_error(error, debug="--debug" in root, as_json=wants_json)
+
+
+def _build(arguments: Sequence[str]) -> typer.Typer:
+    app = typer.Typer(
+        help="Runs, trains and checks language models through verified plugins, one process each.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    position = _position_of_command(arguments)
+    wanted = arguments[position] if position < len(arguments) else None
+    if wanted in COMMANDS and _exists(COMMANDS[wanted][0]):
+        importlib.import_module(COMMANDS[wanted][0]).register(app)
+    else:
+        for name, (module, help_line) in COMMANDS.items():
+            if _exists(module):
+                app.command(name, help=help_line)(_never_called)
+    return app
+
+
+def _root(
+    debug: bool = typer.Option(False, "--debug", help="Add the traceback to an error."),
+    verbose: bool = typer.Option(False, "--verbose", help="Log to stderr what is done."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        import vox_host
+
+        output.print_line(f"vox-host {vox_host.__version__}")
+        raise typer.Exit
+    if verbose:
+        logging.basicConfig(
+            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+        )
+
+
+def _position_of_command(arguments: Sequence[str]) -> int:
+    for index, argument in enumerate(arguments):
+        if not argument.startswith("-"):
+            return index
+    return len(arguments)
+
+
+def _exists(module: str) -> bool:
+    # Our own modules: looking one up imports nothing but this package.
+    return importlib.util.find_spec(module) is not None
+
+
+def _never_called() -> None:
+    """Stand for a command in the root's help."""

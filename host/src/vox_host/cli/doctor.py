@@ -1,0 +1,128 @@
+"""vox-host doctor: this machine as probed, and which plugin would run on it and why."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from vox_host.cli.output import print_json, print_line, print_table, print_warning
+from vox_host.discovery import discover
+from vox_host.errors import VoxError
+from vox_host.hardware.budget import device_budget_bytes, main_memory_budget_bytes
+from vox_host.hardware.probe import probe_machine
+from vox_host.hardware.record import Device, Machine
+from vox_host.launch import with_verified_bytes
+from vox_host.resolution import AUTO, Request, Resolution, explain, resolve
+from vox_host.settings import Settings, load_settings
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command()(doctor)
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show this machine, and which plugin would run on it and why.
+
+    Exit status 0: a plugin can run and no probe found fault; 3 otherwise.
+    """
+    settings = load_settings()
+    machine = probe_machine()
+    candidates = with_verified_bytes(discover(settings.plugins_dir), settings.plugins_dir)
+    request = Request(plugin=AUTO, capability="generate", numerics=None, require_verified=False)
+    chosen: Resolution | None = None
+    reason: str | None = None
+    try:
+        chosen = resolve(request, machine, candidates)
+    except VoxError as error:
+        reason = error.message
+    healthy = chosen is not None and not machine.problems
+    records = explain(request, machine, candidates)
+    if json:
+        print_json(
+            {
+                "healthy": healthy,
+                "machine": machine.model_dump(mode="json"),
+                "budgets": _budgets(machine, settings),
+                "chosen": chosen.chosen.plugin_id if chosen else None,
+                "reason": reason,
+                "degraded_reason": chosen.degraded_reason if chosen else None,
+                "records": [record.as_dict() for record in records],
+            }
+        )
+    else:
+        _print_machine(machine, settings)
+        print_line("")
+        for record in records:
+            if record.status == "failed":
+                print_line(f"{record.plugin_id}: no, at {record.stage}: {record.detail}")
+                if record.remedy:
+                    print_line(f"  {record.remedy}")
+        if chosen is not None:
+            print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.lane})")
+            if chosen.degraded_reason:
+                print_warning(chosen.degraded_reason)
+        else:
+            print_line(f"nothing would run: {reason}")
+            print_line("vox-host plugin install --path SOURCE")
+    if not healthy:
+        raise typer.Exit(3)
+
+
+def _print_machine(machine: Machine, settings: Settings) -> None:
+    cpu, memory = machine.cpu, machine.memory
+    isa = ", ".join(cpu.isa) or "below x86-64-v3; the CPU lane refuses it"
+    print_table(
+        ("machine", f"{machine.platform}, {machine.os} {machine.os_version}, Python {machine.python}"),
+        [
+            ("processor", f"{cpu.name}, {cpu.usable_threads} usable threads, {isa}"),
+            (
+                "memory",
+                f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({memory.source})",
+            ),
+            ("budget", f"{_gib(main_memory_budget_bytes(memory))} for a job on the CPU"),
+            *(("device", _describe(device, settings)) for device in machine.devices),
+        ],
+    )
+    if not machine.devices:
+        print_line("device     no accelerator was found")
+    for problem in machine.problems:
+        print_warning(f"{problem.source}: {problem.detail}")
+        if problem.remedy:
+            print_line(f"  {problem.remedy}")
+
+
+def _describe(device: Device, settings: Settings) -> str:
+    parts = [f"{device.kind} {device.index}: {device.name}"]
+    if device.compute_capability:
+        parts.append(f"compute capability {device.compute_capability}")
+    if device.driver:
+        parts.append(f"driver {device.driver}")
+    if device.total_bytes is not None and device.free_bytes is not None:
+        kind = "unified memory" if device.is_unified else "memory"
+        parts.append(f"{_gib(device.free_bytes)} of {_gib(device.total_bytes)} {kind} free")
+    budget = _budget(device, settings)
+    parts.append(f"budget {_gib(budget)}" if budget is not None else "budget unknown")
+    parts += ["hidden by CUDA_VISIBLE_DEVICES"] if not device.is_visible else []
+    parts += [device.warning] if device.warning else []
+    return "; ".join(parts)
+
+
+def _budget(device: Device, settings: Settings) -> int | None:
+    return device_budget_bytes(
+        device,
+        unified_reserve_bytes=settings.unified_memory_reserve_bytes,
+        vram_safety=settings.vram_safety,
+    )
+
+
+def _budgets(machine: Machine, settings: Settings) -> dict[str, Any]:
+    devices = {f"{device.kind}:{device.index}": _budget(device, settings) for device in machine.devices}
+    return {"cpu": main_memory_budget_bytes(machine.memory), **devices}
+
+
+def _gib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,236 @@
+"""vox-host generate and vox-host chat: answers in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vox_host.app.compose import OpenModel
+from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService, draw_seed
+from vox_host.cli import model_options as shared
+from vox_host.cli.conversation import Conversation
+from vox_host.cli.output import print_json, print_line
+from vox_host.errors import UsageError
+from vox_host.settings import load_settings
+from vox_plugin_api import messages as m
+
+__all__ = ["register"]
+
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0.0, max=100.0, help="0: always the likeliest token.")
+]
+TopK = Annotated[int, typer.Option("--top-k", min=0, help="Draw among so many tokens; 0: all.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw within so much probability.")]
+MinP = Annotated[
+    float, typer.Option("--min-p", min=0.0, max=1.0, help="Leave out what is less likely, relatively.")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", min=0.01, max=100.0, help="1: off.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."),
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of the answer at most.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands to the root."""
+    app.command("generate", help="Continue a prompt.")(generate)
+    app.command("chat", help="Talk with a model.")(chat)
+
+
+def generate(
+    model: shared.Model,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The text to continue.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", help="A file with the text; - is standard input.")
+    ] = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = 256,
+    stop: Stop = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
+    plugin: shared.Plugin = "auto",
+    numerics: shared.NumericsOption = "any",
+    context_length: shared.ContextLength = None,
+    threads: shared.Threads = None,
+    require_verified: shared.RequireVerified = False,
+    record: shared.Record = None,
+) -> None:
+    """Continue a prompt; the answer streams to the terminal."""
+    text = _read_prompt(prompt, prompt_file)
+    if stop and not all(stop):
+        raise UsageError("usage", "--stop must not be empty: it would stop before the first character")
+    options = shared.make_options(
+        model=model,
+        plugin=plugin,
+        numerics=numerics,
+        context_length=context_length,
+        threads=threads,
+        require_verified=require_verified,
+        record=record,
+    )
+    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+
+    async def run(opened: OpenModel) -> None:
+        service = opened.service
+        ids = await service.encode_prompt(text)
+        if not ids:
+            raise UsageError(
+                "prompt-empty", "the prompt is empty, and this model has no token to begin a text with"
+            )
+        service.check_fits(len(ids), needs_room=max_tokens != 0)
+        params = m.GenerateParams(
+            token_ids=ids,
+            max_tokens=service.room_for(len(ids), max_tokens),
+            sampling=sampling,
+            stop_token_ids=sorted(service.tokenizer.eos_ids),
+        )
+        if json:
+            print_json(await _collect(service, params, stop or []))
+        else:
+            await stream_to_terminal(service, params, stop or [])
+
+    shared.with_model(load_settings(), options, run, is_quiet=json)
+
+
+def chat(
+    model: shared.Model,
+    system: Annotated[
+        str | None, typer.Option("--system", help="Instructions before the conversation.")
+    ] = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    plugin: shared.Plugin = "auto",
+    numerics: shared.NumericsOption = "any",
+    context_length: shared.ContextLength = None,
+    threads: shared.Threads = None,
+    require_verified: shared.RequireVerified = False,
+    record: shared.Record = None,
+) -> None:
+    """Talk with a model: a line is a turn, Ctrl-C stops an answer, Ctrl-D leaves."""
+    options = shared.make_options(
+        model=model,
+        plugin=plugin,
+        numerics=numerics,
+        context_length=context_length,
+        threads=threads,
+        require_verified=require_verified,
+        record=record,
+    )
+    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+
+    async def run(opened: OpenModel) -> None:
+        await Conversation(opened.service, sampling, max_tokens=max_tokens, system=system).run()
+
+    shared.with_model(load_settings(), options, run)
+
+
+def make_sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float, seed: int | None
+) -> m.SamplingParams:
+    """Return the sampling options; a seed is drawn where chance has a part and none was given."""
+    if seed is None:
+        seed = 0 if temperature == 0 else draw_seed()
+    return m.SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+
+
+async def stream_to_terminal(service: ModelService, params: m.GenerateParams, stops: list[str]) -> None:
+    """Print an answer as it comes, and on a terminal what it took."""
+    began = first = time.monotonic()
+    pieces = 0
+    async with contextlib.aclosing(service.answer(params, stops)) as items:
+        async for item in items:
+            match item:
+                case AnswerPiece():
+                    if pieces == 0:
+                        first = time.monotonic()
+                    pieces += 1
+                    sys.stdout.write(item.text)
+                    sys.stdout.flush()
+                case AnswerEnd():
+                    print_line("")
+                    if sys.stderr.isatty():
+                        print_line(_summary(item, began, first, params.sampling.seed), error=True)
+
+
+def _summary(end: AnswerEnd, began: float, first: float, seed: int) -> str:
+    now = time.monotonic()
+    rate = (end.generated_tokens - 1) / (now - first) if end.generated_tokens > 1 and now > first else 0.0
+    return (
+        f"[{end.finish_reason}; prompt {end.prompt_tokens} tokens in {first - began:.2f} s, answer "
+        f"{end.generated_tokens} tokens at {rate:.1f} per second; seed {seed}]"
+    )
+
+
+async def _collect(service: ModelService, params: m.GenerateParams, stops: list[str]) -> dict[str, Any]:
+    """Return the answer as facts. No times: two runs of one request print the same bytes."""
+    answer = await service.collect(params, stops)
+    assert answer.end is not None
+    info = service.info
+    return {
+        "text": answer.text,
+        "token_ids": [token.token_id for token in answer.tokens],
+        "finish_reason": answer.end.finish_reason,
+        "model": info.name,
+        "model_digest": info.digest,
+        "plugin": info.plugin_id,
+        "plugin_version": info.plugin_version,
+        "lane": info.lane,
+        "numerics": info.numerics,
+        "seed": params.sampling.seed,
+        "usage": {
+            "prompt_tokens": answer.end.prompt_tokens,
+            "completion_tokens": answer.end.generated_tokens,
+            "total_tokens": answer.end.prompt_tokens + answer.end.generated_tokens,
+        },
+        "degraded": info.degraded,
+        "warnings": list(info.warnings),
+    }
+
+
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    if prompt is not None and prompt_file is not None:
+        raise UsageError("usage", "give --prompt or --prompt-file, not both")
+    if prompt is not None:
+        return prompt
+    if prompt_file is not None and str(prompt_file) != "-":
+        try:
+            data = prompt_file.read_bytes()
+        except OSError as problem:
+            raise UsageError("prompt-file", f"--prompt-file {prompt_file}: {problem.strerror}") from None
+    elif prompt_file is not None or not sys.stdin.isatty():
+        data = sys.stdin.buffer.read()
+    else:
+        raise UsageError(
+            "usage", "there is nothing to continue", remedy="Give --prompt TEXT or --prompt-file FILE."
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise UsageError("prompt-encoding", f"the prompt is not UTF-8 (byte {problem.start})") from None

@@ -1,0 +1,184 @@
+"""vox-host model: import, list, show, remove.
+
+`list` and `show` read manifests and file sizes only; what imports is loaded when it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vox_host.cli.output import print_json, print_line, print_progress, print_table
+from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, verify_files
+from vox_host.models.safetensors_write import Progress
+from vox_host.settings import load_settings, tool_environment
+
+__all__ = ["register"]
+
+model_app = typer.Typer(
+    help="Import, list, show and remove models.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the store.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the root command."""
+    app.add_typer(model_app, name="model")
+
+
+@model_app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A GGUF file, a Hugging Face folder, or a demo model.")
+    ],
+    name: Annotated[str | None, typer.Option(help="The name in the store; else the source's own.")] = None,
+    accept_license: Annotated[
+        bool, typer.Option("--accept-license", help="You have read the model's licence and accept it.")
+    ] = False,
+    wheels: Annotated[
+        Path | None, typer.Option(help="A folder with a demo model's wheels, in place of fetching them.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Import a model into the store: all of it, or nothing."""
+    from vox_host.models.importing import import_model, open_source
+
+    opened = open_source(source, environment=tool_environment(), wheels_dir=wheels)
+    print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
+    if accept_license:
+        print_line("You accept it by --accept-license.", error=True)
+    with _progress() as progress:
+        imported = import_model(
+            opened,
+            Catalogue(load_settings().models_dir),
+            name=name,
+            accept_license=accept_license,
+            progress=progress,
+        )
+    if json:
+        print_json(_facts(imported.model) | {"was_there": imported.was_there})
+        return
+    did = "was already imported" if imported.was_there else "is imported"
+    print_line(f"{imported.model.name} {did}: {_size(imported.model.size_bytes)} in {imported.model.path}")
+
+
+@model_app.command("list")
+def list_models(json: Json = False) -> None:
+    """List every model in the store, the broken ones too."""
+    catalogue = Catalogue(load_settings().models_dir)
+    entries = catalogue.list()
+    if json:
+        print_json({"store": str(catalogue.models_dir), "models": [_facts(entry) for entry in entries]})
+        return
+    if not entries:
+        print_line(f"No model is in {catalogue.models_dir}.")
+        print_line("vox-host model import SOURCE")
+        return
+    print_table(
+        ("model", "architecture", "weights", "context", "license", "state"), [_row(e) for e in entries]
+    )
+
+
+@model_app.command()
+def show(
+    name: ModelName,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its digest.")] = False,
+    json: Json = False,
+) -> None:
+    """Show one model: where it is, where it came from, on what terms."""
+    model = Catalogue(load_settings().models_dir).find(name)
+    facts = _facts(model)
+    if verify:
+        with _progress() as progress:
+            verify_files(model, progress)
+        facts["verified"] = True
+    if json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        if key == "source":
+            value = ", ".join(f"{k} {v}" for k, v in value.items() if not isinstance(v, dict))
+        if value is not None:
+            print_line(f"{key:<16} {value}")
+
+
+@model_app.command()
+def remove(name: ModelName, json: Json = False) -> None:
+    """Delete one model from the store, broken or not."""
+    path = Catalogue(load_settings().models_dir).remove(name)
+    if json:
+        print_json({"removed": name, "path": str(path)})
+        return
+    print_line(f"{name} is removed; it was in {path}")
+
+
+def _facts(entry: InstalledModel | BrokenModel) -> dict[str, Any]:
+    if isinstance(entry, BrokenModel):
+        return {
+            "name": entry.name,
+            "path": str(entry.path),
+            "state": "broken",
+            "code": entry.code,
+            "problem": entry.problem,
+            "missing": list(entry.missing),
+        }
+    return {
+        "name": entry.name,
+        "path": str(entry.path),
+        "state": "ok",
+        "architecture": entry.architecture,
+        "context_length": entry.context_length,
+        "size_bytes": entry.size_bytes,
+        "license": entry.license,
+        "license_terms": entry.license_terms,
+        "digest": entry.digest,
+        "imported_at": entry.imported_at,
+        "source": entry.source,
+    }
+
+
+def _row(entry: InstalledModel | BrokenModel) -> tuple[str, ...]:
+    if isinstance(entry, BrokenModel):
+        return (entry.name, "-", "-", "-", "-", f"broken: {entry.problem}")
+    context = str(entry.context_length or "-")
+    return (entry.name, entry.architecture, _size(entry.size_bytes), context, entry.license, "ok")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Yield a progress callback: a moving bar on a terminal, a line for each quarter of a step elsewhere."""
+    if not sys.stderr.isatty():
+        told: dict[str, int] = {}
+
+        def tell(step: str, done: int, total: int) -> None:
+            quarter = 4 * done // total if total else 4
+            if quarter > told.get(step, -1):
+                told[step] = quarter
+                print_progress(f"{step} {25 * quarter}%" + (f" of {_size(total)}" if total > 1 else ""))
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done)
+
+        yield draw

@@ -1,0 +1,101 @@
+"""Options that `serve`, `generate` and `chat` share, and opening the model they name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar, get_args
+
+import typer
+
+from vox_host.app.compose import ModelOptions, OpenModel, open_model
+from vox_host.cli.output import print_progress, print_warning
+from vox_host.errors import UsageError
+from vox_host.hardware.probe import probe_machine
+from vox_host.settings import Settings
+from vox_plugin_api.messages import Numerics
+
+__all__ = [
+    "ContextLength",
+    "Model",
+    "NumericsOption",
+    "Plugin",
+    "Record",
+    "RequireVerified",
+    "Threads",
+    "make_options",
+    "with_model",
+]
+
+Result = TypeVar("Result")
+
+Model = Annotated[str, typer.Option("--model", help="The model's name; `vox-host model list` shows them.")]
+Plugin = Annotated[str, typer.Option("--plugin", help="A plugin's id, or auto.")]
+NumericsOption = Annotated[
+    str, typer.Option("--numerics", help="canonical, fast, or any: canonical where the plugin has it.")
+]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        "--context-length", min=1, help="Tokens of prompt and answer together; default: the model's."
+    ),
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")]
+RequireVerified = Annotated[
+    bool, typer.Option("--require-verified", help="Refuse plugins that no released checksum vouches for.")
+]
+Record = Annotated[
+    Path | None, typer.Option("--record", help="Write a transcript of the worker's answers to this file.")
+]
+
+
+def make_options(
+    *,
+    model: str,
+    plugin: str,
+    numerics: str,
+    context_length: int | None,
+    threads: int | None,
+    require_verified: bool,
+    record: Path | None,
+) -> ModelOptions:
+    """Return the options as one value.
+
+    Raises:
+        UsageError: one can't be used.
+    """
+    words = (*get_args(Numerics), "any")
+    if numerics not in words:
+        raise UsageError("usage", f"--numerics is one of {', '.join(words)}; found {numerics!r}")
+    if record is not None and not record.absolute().parent.is_dir():
+        raise UsageError(
+            "record-folder", f"--record {record}: the folder does not exist; nothing was started"
+        )
+    return ModelOptions(
+        model=model,
+        plugin=plugin,
+        numerics=None if numerics == "any" else numerics,  # type: ignore[arg-type]
+        context_length=context_length,
+        threads=threads,
+        require_verified=require_verified,
+        record=record,
+    )
+
+
+def with_model(
+    settings: Settings,
+    options: ModelOptions,
+    use: Callable[[OpenModel], Awaitable[Result]],
+    *,
+    is_quiet: bool = False,
+) -> Result:
+    """Open the model, run `use` with it, close everything."""
+
+    async def run() -> Result:
+        machine = await asyncio.to_thread(probe_machine)
+        say = (lambda _: None) if is_quiet else print_progress
+        async with open_model(settings, options, machine, progress=say, warn=print_warning) as opened:
+            return await use(opened)
+
+    return asyncio.run(run())

@@ -1,0 +1,370 @@
+"""vox-host plugin: install, list, show, explain, verify, remove.
+
+All but `install` work with every plugin broken, and none imports a plugin.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.discovery import discover
+from vox_host.errors import UsageError, VoxError
+from vox_host.resolution import AUTO, Candidate, Request, StageRecord
+from vox_host.settings import Settings, load_settings, tool_environment
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Machine
+
+__all__ = ["register"]
+
+plugin_app = typer.Typer(
+    help="Install, list, show, explain, verify and remove plugins.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PluginId = Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the root command."""
+    app.add_typer(plugin_app, name="plugin")
+
+
+@plugin_app.command("list")
+def list_plugins(json: Json = False) -> None:
+    """List every plugin that was found, the broken ones too."""
+    settings = load_settings()
+    candidates = discover(settings.plugins_dir)
+    if json:
+        print_json({"plugins": [_summary(c) for c in candidates]})
+        return
+    if not candidates:
+        print_line(f"No plugin is installed in {settings.plugins_dir}.")
+        print_line("vox-host plugin install --path SOURCE")
+        return
+    rows = [
+        (c.plugin_id, c.version or "-", c.lane or "-", _trust(c), c.problem.detail if c.problem else "ok")
+        for c in candidates
+    ]
+    print_table(("plugin", "version", "lane", "integrity", "state"), rows)
+
+
+@plugin_app.command()
+def show(plugin: PluginId, json: Json = False) -> None:
+    """Show one plugin: where it is, what it can do, what its receipt records."""
+    settings = load_settings()
+    candidate = _find(settings, plugin)
+    facts = _details(candidate)
+    if json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if not isinstance(shown, dict) and shown not in (None, ""):
+            print_line(f"{name:<16} {shown}")
+
+
+@plugin_app.command()
+def explain(
+    plugin: Annotated[str, typer.Argument(metavar="[ID]", help="Only this plugin.")] = AUTO,
+    capability: Annotated[str, typer.Option(help="What the request needs.")] = "generate",
+    numerics: Annotated[str, typer.Option(help="canonical, fast, or any.")] = "any",
+    require_verified: Annotated[
+        bool, typer.Option("--require-verified", help="Judge as if only verified plugins were allowed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Say for each plugin and stage why it would or would not run here. Starts nothing."""
+    from vox_host.launch import with_verified_bytes
+    from vox_host.resolution import explain as explain_candidates
+    from vox_host.resolution import resolve
+
+    settings = load_settings()
+    request = _request(plugin, capability, numerics, require_verified)
+    candidates = with_verified_bytes(discover(settings.plugins_dir), settings.plugins_dir)
+    if plugin != AUTO:
+        _find_in(candidates, plugin, settings)
+    machine = _probe()
+    records = explain_candidates(request, machine, candidates)
+    chosen: dict[str, Any] = {"plugin": None, "reason": None, "degraded_reason": None}
+    try:
+        resolution = resolve(request, machine, candidates)
+        chosen = {
+            "plugin": resolution.chosen.plugin_id,
+            "reason": None,
+            "degraded_reason": resolution.degraded_reason,
+        }
+    except VoxError as error:
+        chosen["reason"] = error.message
+    shown = [r for r in records if plugin in (AUTO, r.plugin_id)]
+    if json:
+        print_json({"chosen": chosen, "records": [record.as_dict() for record in shown]})
+        return
+    _print_records(shown)
+    if chosen["plugin"]:
+        print_line(f"Would run: {chosen['plugin']}")
+    else:
+        print_line(f"Nothing would run: {chosen['reason'] or 'no plugin'}")
+    if chosen["degraded_reason"]:
+        print_warning(str(chosen["degraded_reason"]))
+
+
+@plugin_app.command()
+def verify(
+    plugin: Annotated[str, typer.Argument(metavar="[ID]", help="Only this plugin.")] = AUTO,
+    json: Json = False,
+) -> None:
+    """Read every byte of installed plugins again and compare it with their receipts."""
+    from vox_host.integrity import verify_installation
+
+    settings = load_settings()
+    candidates = discover(settings.plugins_dir)
+    if plugin != AUTO:
+        candidates = [_find_in(candidates, plugin, settings)]
+    report: list[dict[str, Any]] = []
+    for candidate in candidates:
+        if candidate.receipt is None:
+            detail = candidate.problem.detail if candidate.problem else "no receipt covers it"
+            report.append({"plugin": candidate.plugin_id, "verified": False, "detail": detail})
+            continue
+        checked = verify_installation(candidate.receipt, settings.plugins_dir, full=True)
+        report.append(
+            {
+                "plugin": candidate.plugin_id,
+                "verified": True,
+                "files": checked.files,
+                "tree_digest": candidate.receipt.tree_digest,
+                "trust": candidate.receipt.trust,
+            }
+        )
+    if json:
+        print_json({"plugins": report})
+        return
+    for row in report:
+        if row["verified"]:
+            print_line(f"{row['plugin']}: {row['files']} files match sha256:{row['tree_digest']}")
+        else:
+            print_warning(f"{row['plugin']}: not verified: {row['detail']}")
+
+
+@plugin_app.command()
+def install(
+    path: Annotated[
+        Path, typer.Option("--path", help="A source folder, a wheel, or a folder with Plugin.toml.")
+    ],
+    find_links: Annotated[
+        list[Path] | None,
+        typer.Option("--find-links", help="A folder with wheels to take dependencies from."),
+    ] = None,
+    constraint: Annotated[
+        Path | None, typer.Option("--constraint", help="A file that pins the dependencies' versions.")
+    ] = None,
+    no_index: Annotated[
+        bool, typer.Option("--no-index", help="Use no package index, only --find-links.")
+    ] = False,
+    require_verified: Annotated[
+        bool, typer.Option("--require-verified", help="Refuse what no released checksum vouches for.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Install again even if nothing changed.")] = False,
+    json: Json = False,
+) -> None:
+    """Verify a plugin, build its own environment, and record what was installed."""
+    import vox_host
+    from vox_host.hooks import load_hooks, verify_signature
+    from vox_host.installation import InstallRequest
+    from vox_host.installation import install as run_install
+    from vox_host.installation.tools import Tools, find_tools
+
+    settings = load_settings()
+    links = [folder.absolute() for folder in find_links or []]
+    for wanted in [*links, *([constraint] if constraint else [])]:
+        if not wanted.exists():
+            raise UsageError("path-missing", f"{wanted} does not exist; nothing was installed")
+    environment = tool_environment()
+    python, uv = find_tools(environment)
+    os_name, arch = _platform()
+    hooks = load_hooks()
+    installed = run_install(
+        InstallRequest(
+            path=path,
+            plugins_dir=settings.plugins_dir,
+            os=os_name,
+            arch=arch,
+            tools=Tools(
+                python=python,
+                uv=uv,
+                environment=environment,
+                find_links=tuple(links),
+                constraint=constraint.absolute() if constraint else None,
+                offline=no_index,
+                report=print_progress,
+            ),
+            host_version=vox_host.__version__,
+            require_verified=require_verified,
+            force=force,
+            verify_signature=lambda manifest, archive: verify_signature(hooks, manifest, archive),
+        )
+    )
+    for warning in installed.warnings:
+        print_warning(warning)
+    facts = _details(_find(settings, installed.receipt.plugin))
+    if json:
+        print_json({**facts, "was_unchanged": installed.was_unchanged})
+    else:
+        receipt = installed.receipt
+        print_line(f"{receipt.plugin} {receipt.version} ({receipt.trust}) in {facts['path']}")
+
+
+@plugin_app.command()
+def pack(
+    path: Annotated[Path, typer.Option("--path", help="The plugin's source folder.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the wheel and Plugin.toml go.")],
+    json: Json = False,
+) -> None:
+    """Build a plugin's wheel for this platform and the released Plugin.toml with its checksum."""
+    from vox_host.packing import pack_plugin
+
+    packed = pack_plugin(path.absolute(), out.absolute(), platform="-".join(_platform()), say=print_progress)
+    if json:
+        print_json(
+            {
+                "plugin": packed.plugin_id,
+                "version": packed.version,
+                "platform": packed.platform,
+                "wheel": str(packed.wheel),
+                "manifest": str(packed.manifest),
+                "sha256": packed.sha256,
+                "size": packed.size,
+            }
+        )
+        return
+    print_line(f"{packed.wheel}  sha256:{packed.sha256}")
+    print_line(f"vox-host plugin install --path {out}")
+
+
+@plugin_app.command()
+def remove(plugin: PluginId, json: Json = False) -> None:
+    """Remove an installed plugin, however broken it is."""
+    from vox_host.installation import remove as run_remove
+
+    settings = load_settings()
+    run_remove(settings.plugins_dir, plugin, print_progress)
+    if json:
+        print_json({"removed": plugin})
+    else:
+        print_line(f"{plugin} was removed.")
+
+
+def _request(plugin: str, capability: str, numerics: str, require_verified: bool) -> Request:
+    from typing import get_args
+
+    from vox_plugin_api.messages import Capability, Numerics
+
+    for value, kind, name in (
+        (capability, get_args(Capability), "--capability"),
+        (numerics, (*get_args(Numerics), "any"), "--numerics"),
+    ):
+        if value not in kind:
+            raise UsageError("usage", f"{name} is one of {', '.join(kind)}; found {value!r}")
+    return Request(
+        plugin=plugin,
+        capability=capability,  # type: ignore[arg-type]
+        numerics=None if numerics == "any" else numerics,  # type: ignore[arg-type]
+        require_verified=require_verified,
+    )
+
+
+def _platform() -> tuple[str, str]:
+    import platform
+
+    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
+    machine = platform.machine().lower()
+    return system, {"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine)
+
+
+def _probe() -> Machine:
+    from vox_host.hardware.probe import probe_machine  # type: ignore[import-not-found,unused-ignore]
+
+    machine: Machine = probe_machine()
+    return machine
+
+
+def _find(settings: Settings, plugin: str) -> Candidate:
+    return _find_in(discover(settings.plugins_dir), plugin, settings)
+
+
+def _find_in(candidates: list[Candidate], plugin: str, settings: Settings) -> Candidate:
+    for candidate in candidates:
+        if candidate.plugin_id == plugin:
+            return candidate
+    raise UsageError(
+        "plugin-not-found",
+        f'no plugin "{plugin}" was found',
+        facts=[
+            ("found", ", ".join(c.plugin_id for c in candidates) or "no plugin at all"),
+            ("folder", str(settings.plugins_dir)),
+        ],
+        remedy="vox-host plugin list",
+    )
+
+
+def _trust(candidate: Candidate) -> str:
+    if candidate.problem is not None and candidate.problem.stage == "integrity":
+        return "changed"
+    return candidate.receipt.trust if candidate.receipt else "no receipt"
+
+
+def _summary(candidate: Candidate) -> dict[str, Any]:
+    problem = candidate.problem
+    return {
+        "id": candidate.plugin_id,
+        "version": candidate.version,
+        "lane": candidate.lane,
+        "numerics": candidate.manifest.backend.numerics if candidate.manifest else [],
+        "capabilities": candidate.manifest.backend.capabilities if candidate.manifest else [],
+        "origin": candidate.origin,
+        "integrity": _trust(candidate),
+        "location": candidate.location,
+        "path": str(candidate.tree) if candidate.tree else None,
+        "notes": list(candidate.notes),
+        "error": None
+        if problem is None
+        else {
+            "stage": problem.stage,
+            "code": problem.code,
+            "detail": problem.detail,
+            "remedy": problem.remedy,
+        },
+    }
+
+
+def _details(candidate: Candidate) -> dict[str, Any]:
+    receipt = candidate.receipt
+    manifest = candidate.manifest
+    return {
+        **_summary(candidate),
+        "summary": manifest.plugin.summary if manifest else None,
+        "protocol": manifest.plugin.protocol if manifest else None,
+        "priority": manifest.priority if manifest else None,
+        "manifest": candidate.location,
+        "manifest_digest": candidate.manifest_digest,
+        "python": str(candidate.python) if candidate.python else None,
+        "receipt": receipt.model_dump(mode="json", by_alias=True) if receipt else None,
+    }
+
+
+_MARKS = {"passed": "ok", "warned": "warning", "failed": "no", "not-reached": "-", "not-tried": "-"}
+
+
+def _print_records(records: list[StageRecord]) -> None:
+    rows = [(r.plugin_id, r.stage, _MARKS[r.status], r.code, r.detail) for r in records]
+    print_table(("plugin", "stage", "", "code", "detail"), rows)
+    for record in records:
+        if record.status == "failed" and record.remedy:
+            print_line(f"{record.plugin_id}: {record.remedy}")

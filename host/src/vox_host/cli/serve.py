@@ -1,0 +1,89 @@
+"""vox-host serve: a model over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from vox_host.app.compose import OpenModel
+from vox_host.cli import model_options as shared
+from vox_host.cli.output import print_line
+from vox_host.server.run import DEFAULT_PORT, check_port_is_free, serve
+from vox_host.server.security import check_binding
+from vox_host.settings import load_settings
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command("serve", help="Serve a model over HTTP.")(serve_model)
+
+
+def serve_model(
+    model: shared.Model,
+    plugin: shared.Plugin = "auto",
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")
+    ] = DEFAULT_PORT,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", help="What clients must send (better: VOX_API_KEY, which ps does not show)."
+        ),
+    ] = None,
+    numerics: shared.NumericsOption = "any",
+    context_length: shared.ContextLength = None,
+    threads: shared.Threads = None,
+    require_verified: shared.RequireVerified = False,
+    record: shared.Record = None,
+) -> None:
+    """Serve a model over HTTP until Ctrl-C or SIGTERM."""
+    settings = load_settings()
+    key = api_key or settings.api_key
+    # Before the model is loaded for nothing.
+    check_binding(host, key)
+    check_port_is_free(host, port)
+    options = shared.make_options(
+        model=model,
+        plugin=plugin,
+        numerics=numerics,
+        context_length=context_length,
+        threads=threads,
+        require_verified=require_verified,
+        record=record,
+    )
+    _log_to_stderr()
+
+    async def run(opened: OpenModel) -> None:
+        await serve(
+            opened.service,
+            host=host,
+            port=port,
+            api_key=key,
+            when_listening=lambda url: _announce(url, opened, has_key=key is not None),
+        )
+
+    shared.with_model(settings, options, run)
+    print_line("stopped", error=True)
+
+
+def _announce(url: str, opened: OpenModel, *, has_key: bool) -> None:
+    info = opened.service.info
+    print_line(f"vox-host serves {info.name} at {url}/v1 (plugin {info.plugin_id}, lane {info.lane})")
+    if has_key:
+        print_line("clients must send the API key")
+    print_line("Ctrl-C stops it", error=True)
+
+
+def _log_to_stderr() -> None:
+    """Failures while answering are told to clients without their insides; those go here."""
+    logger = logging.getLogger("vox_host.server")
+    if not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)

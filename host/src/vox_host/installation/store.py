@@ -1,0 +1,155 @@
+"""The plugin folder: its lock, what interrupted installations left, receipts, removal.
+
+    plugins/
+        mens-cpu-ref.json                 the receipt: a plugin exists once this is here
+        .environments/mens-cpu-ref-3f2a/  the tree the receipt names, built at its final place
+        .environments/mens-cpu-ref-3f2a.tree   what the tree held
+        .checked/                         what `stat` said at the last check
+        .staging-9c1e/                    an installation at work
+        .lock
+
+An environment holds absolute paths, so it can't be built elsewhere and moved. It is built
+under a name nobody looks at, and one rename of the receipt makes it the plugin's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from vox_host.errors import PluginError, UsageError, VoxError
+from vox_host.installation.tools import Report
+from vox_host.integrity import Receipt, listing_path, load_receipt, write_aside
+
+__all__ = ["ENVIRONMENTS", "locked", "new_environment", "publish", "receipt_of", "remove", "staging"]
+
+ENVIRONMENTS = ".environments"
+_STAGING = ".staging-"
+_WAIT_S = 900.0
+
+
+@contextlib.contextmanager
+def locked(plugins_dir: Path, report: Report) -> Iterator[None]:
+    """Hold the plugin folder alone; what an interrupted holder left is cleaned first.
+
+    Raises:
+        PluginError: another process kept it for a quarter of an hour.
+    """
+    plugins_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(plugins_dir / ".lock")
+    try:
+        lock.acquire(timeout=0.05)
+    except Timeout:
+        report("another vox-host is changing the plugin folder; waiting for it")
+        try:
+            lock.acquire(timeout=_WAIT_S)
+        except Timeout:
+            raise PluginError(
+                "plugins-busy",
+                "another vox-host is still changing the plugin folder; nothing was done",
+                facts=[("lock", str(plugins_dir / ".lock")), ("waited", f"{_WAIT_S:.0f} s")],
+            ) from None
+    try:
+        _clean(plugins_dir, report)
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def staging(plugins_dir: Path) -> Iterator[Path]:
+    """Give a hidden folder on the same file system, gone afterwards."""
+    folder = plugins_dir / f"{_STAGING}{secrets.token_hex(4)}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_environment(plugins_dir: Path, plugin_id: str) -> tuple[str, Path]:
+    """Return a fresh environment's name relative to the plugin folder, and its path (not made)."""
+    (plugins_dir / ENVIRONMENTS).mkdir(exist_ok=True)
+    name = f"{ENVIRONMENTS}/{plugin_id}-{secrets.token_hex(4)}"
+    return name, plugins_dir / name
+
+
+def publish(plugins_dir: Path, receipt: Receipt, listing: bytes) -> None:
+    """Make an environment the plugin's: the one step that anybody can see."""
+    # A crash of the machine may keep the receipt and lose files of the tree. Then the check
+    # before the start says so, which is why the tree is not flushed file by file here.
+    write_aside(listing_path(plugins_dir, receipt.environment), listing)
+    data = receipt.model_dump_json(by_alias=True, indent=1).encode() + b"\n"
+    write_aside(plugins_dir / f"{receipt.plugin}.json", data)
+
+
+def receipt_of(plugins_dir: Path, plugin_id: str) -> Receipt | None:
+    """Return the receipt of an installed plugin; None if it has none that can be read."""
+    path = plugins_dir / f"{plugin_id}.json"
+    try:
+        return load_receipt(path) if path.exists() else None
+    except VoxError:
+        return None
+
+
+def remove(plugins_dir: Path, plugin_id: str, report: Report = lambda line: None) -> None:
+    """Remove an installed plugin, however broken it is.
+
+    Raises:
+        UsageError: no such plugin is installed.
+    """
+    path = plugins_dir / f"{plugin_id}.json"
+    # The id is a file name here: nothing else may be reached with it.
+    if path.parent != plugins_dir or plugin_id.startswith(".") or not path.exists():
+        known = sorted(p.stem for p in plugins_dir.glob("*.json") if p.name[0] != ".")
+        raise UsageError(
+            "plugin-not-installed",
+            f'plugin "{plugin_id}" is not in the plugin folder; nothing was removed',
+            facts=[("installed", ", ".join(known) or "nothing"), ("folder", str(plugins_dir))],
+        )
+    with locked(plugins_dir, report):
+        receipt = receipt_of(plugins_dir, plugin_id)
+        path.unlink()
+        if receipt is not None:
+            _forget(plugins_dir, Path(receipt.environment).name)
+        else:
+            # The receipt can't say which environment was its own: every one of that id goes.
+            _clean(plugins_dir, report)
+
+
+def _clean(plugins_dir: Path, report: Report) -> None:
+    """Remove what no receipt names. A receipt that can't be read protects its id's environments."""
+    kept: set[str] = set()
+    unreadable: list[str] = []
+    for path in plugins_dir.glob("*.json"):
+        receipt = receipt_of(plugins_dir, path.stem)
+        if receipt is None:
+            unreadable.append(path.stem)
+        else:
+            kept.add(Path(receipt.environment).name)
+    for path in plugins_dir.glob(f"{_STAGING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in plugins_dir.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+    environments = plugins_dir / ENVIRONMENTS
+    if not environments.is_dir():
+        return
+    for path in sorted(environments.iterdir()):
+        name = path.name.removesuffix(".tree")
+        if name in kept or name.rpartition("-")[0] in unreadable:
+            continue
+        if path.is_dir():
+            report(f"removing {path.name}: no plugin uses it")
+        _forget(plugins_dir, name)
+
+
+def _forget(plugins_dir: Path, environment_name: str) -> None:
+    environment = plugins_dir / ENVIRONMENTS / environment_name
+    shutil.rmtree(environment, ignore_errors=True)
+    listing_path(plugins_dir, f"{ENVIRONMENTS}/{environment_name}").unlink(missing_ok=True)
+    (plugins_dir / ".checked" / f"{environment_name}.json").unlink(missing_ok=True)

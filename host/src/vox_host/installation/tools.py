@@ -1,0 +1,222 @@
+"""Run the installers: uv where there is one, else pip and venv. Their output is kept for errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vox_host.errors import PluginError
+
+__all__ = ["Report", "Tools", "find_tools", "run_tool"]
+
+_Command = list[str | Path]
+Report = Callable[[str], None]
+"""Takes one line of progress."""
+
+_TAIL_LINES = 15
+_PROGRESS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tools:
+    """What builds environments on this machine."""
+
+    python: Path
+    """The interpreter that plugins get: the host's."""
+    uv: Path | None
+    environment: Mapping[str, str]
+    """What the tools see."""
+    find_links: tuple[Path, ...] = ()
+    constraint: Path | None = None
+    offline: bool = False
+    """Use nothing but `find_links` and the tools' caches."""
+    report: Report = field(default=lambda line: None)
+
+    def create_environment(self, path: Path) -> None:
+        """Make an empty environment at its final place: its files hold absolute paths."""
+        if self.uv is not None:
+            command: _Command = [self.uv, "venv", "--quiet", "--no-project", "--python", self.python, path]
+        else:
+            command = [self.python, "-m", "venv", "--without-pip", path]
+        self._run(command, "creating its environment")
+
+    def build_wheel(self, source: Path, destination: Path) -> Path:
+        """Build `source` into a wheel in the empty folder `destination`."""
+        if self.uv is not None:
+            command: _Command = [self.uv, "build", "--quiet", "--wheel", "--python", self.python]
+            command += ["--out-dir", destination, *self._index_options(), source]
+        else:
+            command = [*self._pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", destination]
+            command += [*self._index_options(), source]
+        self._run(command, f"building {source.name}")
+        wheels = sorted(destination.glob("*.whl"))
+        if len(wheels) != 1:
+            raise PluginError(
+                "build-failed",
+                f"building {source} gave {len(wheels)} wheels instead of one; nothing was installed",
+            )
+        return wheels[0]
+
+    def install_wheels(self, environment: Path, wheels: Sequence[Path]) -> None:
+        """Place wheels, and what else they depend on, into an environment."""
+        python = environment / "bin" / "python"
+        if self.uv is not None:
+            # Copies, not links into uv's cache: a byte changed here must not change the cache.
+            command: _Command = [
+                self.uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--link-mode",
+                "copy",
+                "--python",
+                python,
+            ]
+        else:
+            command = [*self._pip(), "--python", python, "install", "--quiet", "--no-compile"]
+        command += self._index_options()
+        if self.constraint is not None:
+            command += ["--constraint", self.constraint]
+        self._run([*command, *wheels], "installing it and what it depends on")
+
+    def compile_modules(self, python: Path, folder: Path) -> None:
+        """Compile every module now, so that starting a worker never writes into the tree."""
+        # unchecked: the receipt covers sources and compiled files alike, and no time stamp is in them.
+        command: _Command = [
+            python,
+            "-I",
+            "-m",
+            "compileall",
+            "-q",
+            "-j",
+            "0",
+            "--invalidation-mode",
+            "unchecked-hash",
+        ]
+        # A package may ship files that are no Python of this version (templates, tests); its own affair.
+        self._run([*command, folder], "compiling its modules", accept=(0, 1))
+
+    def _pip(self) -> list[str | Path]:
+        if importlib.util.find_spec("pip") is None:
+            raise PluginError(
+                "no-installer",
+                "neither uv nor pip is here; nothing was installed",
+                remedy="Install uv, or pip into this environment: python -m ensurepip",
+            )
+        return [self.python, "-m", "pip", "--disable-pip-version-check"]
+
+    def _index_options(self) -> list[str | Path]:
+        options: list[str | Path] = []
+        for folder in self.find_links:
+            options += ["--find-links", folder]
+        if self.offline:
+            options += ["--no-index"]
+        return options
+
+    def _run(self, command: Sequence[str | Path], what: str, accept: Sequence[int] = (0,)) -> None:
+        run_tool(command, what, environment=self.environment, report=self.report, accept=accept)
+
+
+def find_tools(environment: Mapping[str, str]) -> tuple[Path, Path | None]:
+    """Return this interpreter and uv: on the PATH, or beside the interpreter."""
+    python = Path(sys.executable)
+    beside = python.with_name("uv")
+    found = shutil.which("uv", path=environment.get("PATH", ""))
+    if found is None and beside.is_file():
+        found = str(beside)
+    return python, Path(found) if found else None
+
+
+def run_tool(
+    command: Sequence[str | Path],
+    what: str,
+    *,
+    environment: Mapping[str, str],
+    report: Report,
+    accept: Sequence[int] = (0,),
+    progress_every_s: float = _PROGRESS_EVERY_S,
+) -> None:
+    """Run one tool to its end, saying every few seconds that it still runs.
+
+    Raises:
+        PluginError: it can't be started or failed; the last lines of its output are in the facts.
+    """
+    arguments = [str(part) for part in command]
+    started = time.monotonic()
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    try:
+        process = subprocess.Popen(
+            arguments,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise PluginError(
+            "tool-unusable",
+            f"{arguments[0]} can't be started: {error.strerror}; nothing was installed",
+            facts=[("command", " ".join(arguments))],
+        ) from None
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(progress_every_s):
+            report(f"{what} ({time.monotonic() - started:.0f} s)")
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip():
+                tail.append(line.rstrip())
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        done.set()
+        ticker.join()
+    if status not in accept:
+        raise _failed(what, arguments, status, list(tail))
+
+
+_KNOWN_CAUSES = (
+    ("No space left on device", "disk-full", "Free some disk space and try again."),
+    (
+        "CMAKE_CXX_COMPILER",
+        "no-compiler",
+        "Install a C++ compiler (g++ or clang++), or install a wheel that is built already.",
+    ),
+    (
+        "No module named 'pip'",
+        "no-installer",
+        "Install uv, or pip into this environment: python -m ensurepip",
+    ),
+)
+
+
+def _failed(what: str, arguments: list[str], status: int, tail: list[str]) -> PluginError:
+    code, remedy = "tool-failed", "The last lines are the tool's own; solve what they say and try again."
+    text = "\n".join(tail)
+    for sign, known_code, known_remedy in _KNOWN_CAUSES:
+        if sign in text:
+            code, remedy = known_code, known_remedy
+            break
+    ended = f"signal {-status}" if status < 0 else f"status {status}"
+    facts = [("command", " ".join(arguments)), ("exit", ended)]
+    facts.append(("output", text or "nothing was printed"))
+    return PluginError(code, f"{what} failed; nothing was installed", facts=facts, remedy=remedy)

@@ -1,0 +1,148 @@
+"""Import a Hugging Face folder: safetensors, sharded or not, copied as they are.
+
+The folder is read strictly first (headers, index, config.json, tokenizer.json); then its files
+are copied, never linked: a model of the store doesn't change when the folder does.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from vox_host.errors import ModelError
+from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
+from vox_host.models.safetensors_write import Progress, copy_hashed
+from vox_host.models.source import Contents, License, as_model_error
+from vox_host.models.tokenizer_file import load_tokenizer
+from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
+
+__all__ = ["HuggingFaceSource"]
+
+_REQUIRED = ("config.json", "tokenizer.json")
+_OPTIONAL = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "quant-metadata.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+_INDEX = "model.safetensors.index.json"
+_TERMS = re.compile(r"(licen[cs]e|notice|terms|use_policy)([._-].*)?", re.IGNORECASE)
+_FRONT_MATTER_LICENSE = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([A-Za-z0-9._+-]{1,80})", re.MULTILINE)
+
+
+class HuggingFaceSource:
+    """A folder in Hugging Face's layout."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and check the folder `path`, its weights' headers only.
+
+        Raises:
+            ModelError: a file is missing, malformed, or of a kind that isn't read.
+        """
+        self.path = path
+        try:
+            checkpoint = Checkpoint.open(path)
+            self.architecture = _architecture(path)
+        except CheckpointError as error:
+            raise as_model_error(error) from None
+        if not (path / "tokenizer.json").is_file():
+            raise _no_tokenizer(path)
+        self.files = _files(path, checkpoint)
+        self.default_name = re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).strip("-._") or "model"
+        self.license = _license(path)
+        self._digests: dict[str, str] | None = None
+
+    def needed_bytes(self) -> int:
+        """Return the size of the files to be copied."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def identity(self, progress: Progress) -> dict[str, Any]:
+        """Return the folder's name and the digest over its files; reads them unless `write` just did."""
+        digests = self._digests or self._copy(None, progress)
+        return {"kind": "huggingface", "file": self.path.resolve().name, "sha256": model_digest(digests)}
+
+    def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
+        """Copy the files into `target`.
+
+        Raises:
+            ModelError: tokenizer.json isn't a tokenizer.
+        """
+        load_tokenizer(self.path / "tokenizer.json")
+        self._digests = self._copy(target, progress)
+        return Contents(self.architecture, self._digests)
+
+    def _copy(self, target: Path | None, progress: Progress) -> dict[str, str]:
+        total = self.needed_bytes()
+        step = "checking" if target is None else "copying"
+        digests: dict[str, str] = {}
+        done = 0
+        for file in self.files:
+            name = LICENSE_FOLDER + file.name if _TERMS.fullmatch(file.name) else file.name
+            copy = None
+            if target is not None:
+                copy = target / name
+                copy.parent.mkdir(exist_ok=True)
+            digests[name] = copy_hashed(file, copy, step=step, progress=progress, done=done, total=total)
+            done += file.stat().st_size
+        return digests
+
+
+def _architecture(path: Path) -> str:
+    """Return the model_type of the text model, as config.json states it."""
+    source = path / "config.json"
+    if not source.is_file():
+        raise CheckpointError("config-missing", f"{source} does not exist: a model's constants are in it")
+    config = read_json_object(source, code="config-invalid")
+    text_config = config.get("text_config", config)
+    towers = [key for key in ("vision_config", "audio_config") if key in config]
+    if towers and text_config is config:
+        raise CheckpointError(
+            "config-multimodal",
+            f"{source} has {towers[0]} and no text_config: its text model cannot be told from the rest",
+        )
+    model_type = text_config.get("model_type") if isinstance(text_config, dict) else None
+    if not isinstance(model_type, str) or not model_type:
+        key = "model_type" if text_config is config else "text_config.model_type"
+        raise CheckpointError(
+            "config-invalid", f"{source}: {key} is {model_type!r:.60}; wanted the name of an architecture"
+        )
+    return model_type
+
+
+def _no_tokenizer(path: Path) -> ModelError:
+    others = [n for n in ("tokenizer.model", "vocab.json", "merges.txt") if (path / n).exists()]
+    return ModelError(
+        "tokenizer-missing",
+        f"{path} holds no tokenizer.json; nothing was imported",
+        facts=[("found instead", others)] if others else [],
+        remedy="Fetch it too; or let transformers load the tokenizer and save it, which writes one.",
+    )
+
+
+def _files(path: Path, checkpoint: Checkpoint) -> list[Path]:
+    names = [*_REQUIRED, *(name for name in _OPTIONAL if (path / name).is_file())]
+    weights = [file.name for file in checkpoint.files]
+    if weights != ["model.safetensors"]:
+        names.append(_INDEX)
+    terms = [p.name for p in path.iterdir() if p.is_file() and _TERMS.fullmatch(p.name)]
+    return [path / name for name in dict.fromkeys([*names, *sorted(terms), *weights])]
+
+
+def _license(path: Path) -> License:
+    readme = path / "README.md"
+    if readme.is_file():
+        with readme.open("rb") as file:
+            text = file.read(64 * 1024).decode("utf-8", "replace")
+        if text.startswith("---"):
+            front_matter = text[3:].split("\n---", 1)[0]
+            names = _FRONT_MATTER_LICENSE.findall(front_matter)
+            if names:
+                # license_name says more than "other", and comes after it.
+                return License(names[-1], f"stated in {readme}")
+    terms = sorted(p.name for p in path.iterdir() if p.is_file() and _TERMS.fullmatch(p.name))
+    if terms:
+        return License("unknown", f"read {path / terms[0]}")
+    return License("unknown", "the folder states no licence; look where you got it")

@@ -1,0 +1,156 @@
+"""Build a plugin's wheel and the released manifest beside it.
+
+The manifest inside a wheel can't hold the wheel's own checksum; the released one equals it
+plus `[artifacts]`, one table per platform. Packing on a second platform into the same folder
+adds that platform's table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vox_host.errors import PluginError, UsageError
+from vox_host.manifest import (
+    FILE_NAME,
+    Artifact,
+    Manifest,
+    find_source_manifest,
+    load_manifest,
+    parse_manifest,
+)
+
+__all__ = ["PackedPlugin", "pack_plugin", "released_manifest"]
+
+BUILD_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlugin:
+    """What `pack_plugin` wrote."""
+
+    plugin_id: str
+    version: str
+    platform: str
+    wheel: Path
+    manifest: Path
+    sha256: str
+    size: int
+
+
+def pack_plugin(
+    source: Path, out: Path, *, platform: str, say: Callable[[str], None] = lambda line: None
+) -> PackedPlugin:
+    """Build the wheel of the plugin in `source` for this machine and write it and Plugin.toml to `out`.
+
+    Args:
+        source: folder with a pyproject.toml and a Plugin.toml among its package data.
+        platform: the key of the artifact's table, like linux-x86_64.
+
+    Raises:
+        UsageError: `source` is not a plugin's source folder.
+        PluginError: the manifest is wrong, or the build failed (its last lines are shown).
+    """
+    if not (source / "pyproject.toml").is_file():
+        raise UsageError(
+            "not-a-source-folder",
+            f"{source} has no pyproject.toml; nothing was built",
+            remedy="Give the folder that holds the plugin's pyproject.toml.",
+        )
+    embedded_path = find_source_manifest(source)
+    embedded, _ = load_manifest(embedded_path)
+    say(f"building {embedded.plugin.id} {embedded.plugin.version} for {platform}")
+    with tempfile.TemporaryDirectory(prefix="vox-pack-") as folder:
+        built = _build_wheel(source, Path(folder))
+        out.mkdir(parents=True, exist_ok=True)
+        wheel = out / built.name
+        _place(built, wheel)
+    content = wheel.read_bytes()
+    artifact = Artifact(file=wheel.name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+    path = out / FILE_NAME
+    others = _other_platforms(path, embedded, platform)
+    text = released_manifest(embedded_path.read_text(encoding="utf-8"), {**others, platform: artifact})
+    parse_manifest(text.encode("utf-8"), source=str(path))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return PackedPlugin(
+        plugin_id=embedded.plugin.id,
+        version=embedded.plugin.version,
+        platform=platform,
+        wheel=wheel,
+        manifest=path,
+        sha256=artifact.sha256,
+        size=artifact.size,
+    )
+
+
+def released_manifest(embedded: str, artifacts: dict[str, Artifact]) -> str:
+    """Return the embedded manifest's text plus one `[artifacts.*]` table per platform."""
+    tables = [
+        f'[artifacts.{platform}]\nfile = "{a.file}"\nsha256 = "{a.sha256}"\nsize = {a.size}\n'
+        for platform, a in sorted(artifacts.items())
+    ]
+    return "\n".join([embedded.rstrip() + "\n", *tables])
+
+
+def _build_wheel(source: Path, folder: Path) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PluginError(
+            "build-timeout", f"building {source} took longer than {BUILD_TIMEOUT_S:g} s; nothing was written"
+        ) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        last = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()][-12:]
+        raise PluginError(
+            "build-failed",
+            f"building the wheel of {source} failed with status {done.returncode}; nothing was written",
+            facts=[("output", line) for line in last],
+            remedy="Mend the build, then run `vox-host plugin pack` again.",
+        )
+    return wheels[0]
+
+
+def _place(built: Path, wheel: Path) -> None:
+    temporary = wheel.with_name(f".{wheel.name}.{os.getpid()}")
+    shutil.copyfile(built, temporary)
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
+    temporary.replace(wheel)
+
+
+def _other_platforms(path: Path, embedded: Manifest, platform: str) -> dict[str, Artifact]:
+    """Artifacts that an earlier run released for other platforms, of this same version."""
+    if not path.is_file():
+        return {}
+    released, _ = load_manifest(path)
+    if (released.plugin.id, released.plugin.version) != (embedded.plugin.id, embedded.plugin.version):
+        return {}
+    return {name: artifact for name, artifact in released.artifacts.items() if name != platform}

@@ -1,0 +1,107 @@
+"""The plugin protocol over the engine: what every Mens lane's plugin returns.
+
+A lane's plugin supplies its `BackendInfo`, a function that makes its `Ops`, and its self-test;
+everything else is here and in what this module calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+
+from mens_core.answers import Evaluation, Generation, serve
+from mens_core.kv_plan import DEFAULT_KV_BYTES
+from mens_core.sequence import SequenceRequest
+from mens_core.serving import LaneFactory, Served, load_served
+from mens_core.tracing import trace_forward
+from vox_plugin_api import messages as m
+from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, Stream
+
+__all__ = ["MensBackend"]
+
+
+class MensBackend(Backend):
+    """Serves one model at a time through a lane."""
+
+    def __init__(
+        self,
+        info: BackendInfo,
+        make_lane: LaneFactory,
+        self_test: Callable[[], m.SelfTestResult],
+        *,
+        default_kv_bytes: int = DEFAULT_KV_BYTES,
+    ) -> None:
+        """Remember how to make a lane; nothing is loaded or probed.
+
+        Args:
+            self_test: runs the lane's quick vectors (`conformance.quick.self_test`).
+            default_kv_bytes: the KV cache's budget when a request names none.
+        """
+        self.info = info
+        self._make_lane = make_lane
+        self._self_test = self_test
+        self._default_kv_bytes = default_kv_bytes
+        self._served: Served | None = None
+        self._is_loading = False
+
+    def self_test(self, params: m.SelfTestParams) -> Reply:
+        started = time.perf_counter()
+        result = self._self_test()
+        return Reply(result, {"self_test_s": time.perf_counter() - started})
+
+    def load_model(self, params: m.LoadModelParams) -> Stream:
+        if params.numerics not in self.info.numerics:
+            raise BackendError(
+                "not-supported",
+                f"lane {self.info.lane!r} has no numerics {params.numerics!r}; nothing was loaded",
+                facts={"requested": params.numerics, "supported": list(self.info.numerics)},
+            )
+        if self._served is not None or self._is_loading:
+            raise BackendError(
+                "model-already-loaded",
+                "this worker serves one model and has one; nothing was changed",
+                facts={} if self._served is None else {"model_digest": self._served.result.model_digest},
+                remedy="Unload it first, or start another worker.",
+            )
+        self._is_loading = True
+        try:
+            self._served = yield from self._load(params)
+        finally:
+            self._is_loading = False
+        yield Reply(self._served.result, self._served.observation)
+
+    def _load(self, params: m.LoadModelParams) -> Generator[None, None, Served]:
+        steps = load_served(params, self._make_lane, default_kv_bytes=self._default_kv_bytes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                served: Served = stop.value
+                return served
+            yield None
+
+    def generate(self, params: m.GenerateParams) -> Stream:
+        engine = self._require_model().engine
+        yield from serve(engine, Generation(engine, params))
+
+    def evaluate(self, params: m.EvaluateParams) -> Stream:
+        engine = self._require_model().engine
+        yield from serve(engine, Evaluation(engine, params))
+
+    def trace(self, params: m.TraceParams) -> Stream:
+        served = self._require_model()
+        served.engine.check(SequenceRequest(token_ids=tuple(params.token_ids), max_tokens=0))
+        yield trace_forward(served.loaded.model, params.token_ids, params.slices)
+
+    def unload(self, params: m.UnloadParams) -> Reply:
+        served = self._require_model()
+        served.engine.stop("model-unloaded", "the model was unloaded while this request ran")
+        self._served = None
+        return Reply(observation={"peak_kv_blocks": served.engine.pool.peak_used})
+
+    def _require_model(self) -> Served:
+        if self._served is None:
+            raise BackendError(
+                "no-model", "no model is loaded; nothing was done", remedy="Load a model first."
+            )
+        return self._served

@@ -1,0 +1,78 @@
+"""The self-test of a lane: every operator once or more, compared by digest, in milliseconds.
+
+The expected digests, `quick.json`, are written by `record` from the scalar reference and by
+nothing else. A file that is absent, empty or of other rules fails the test: no lane serves
+because nothing was compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from importlib import resources
+
+import numpy as np
+
+from mens_core.conformance.cases import CASES
+from mens_core.numerics import NUMERICS_VERSION
+from mens_core.ops import Ops
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import SelfTestResult
+
+__all__ = ["compare", "digests", "read_vectors", "self_test"]
+
+VECTORS = "quick.json"
+
+
+def self_test(make_ops: Callable[[], Ops]) -> SelfTestResult:
+    """Run the quick cases on a lane and compare them with the shipped digests."""
+    return compare(digests(make_ops()), read_vectors())
+
+
+def digests(ops: Ops) -> dict[str, str]:
+    """Return the SHA-256 of what each case makes, by the case's name.
+
+    Raises:
+        BackendError: `self-test-failed`, if an operator raises, naming the case.
+    """
+    made: dict[str, str] = {}
+    for name, case in CASES.items():
+        ops.take_faults()
+        digest = hashlib.sha256()
+        try:
+            for array in case(ops):
+                digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
+        except Exception as error:
+            raise BackendError(
+                "self-test-failed",
+                f"self-test case {name!r} raised {type(error).__name__}: {error}",
+                facts={"case": name, "exception": f"{type(error).__name__}: {error}"},
+            ) from error
+        for fault in ops.take_faults():
+            digest.update(f"{fault.name} {list(fault.rows)}\n".encode())
+        made[name] = digest.hexdigest()
+    return made
+
+
+def read_vectors() -> bytes:
+    """Return the content of the shipped vectors; empty if there are none."""
+    file = resources.files("mens_core.conformance").joinpath(VECTORS)
+    return file.read_bytes() if file.is_file() else b""
+
+
+def compare(found: dict[str, str], vectors: bytes) -> SelfTestResult:
+    """Name every case whose digest is not the expected one, or has no counterpart."""
+    written = json.loads(vectors) if vectors else {}
+    expected: dict[str, str] = written.get("cases", {})
+    failed = [
+        name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)
+    ]
+    if written.get("numerics_version") != NUMERICS_VERSION:
+        failed.append(f"vectors of numerics {written.get('numerics_version')}, not {NUMERICS_VERSION}")
+    return SelfTestResult(
+        numerics_version=NUMERICS_VERSION,
+        cases=len(expected),
+        failed=failed,
+        vectors_digest=hashlib.sha256(vectors).hexdigest(),
+    )

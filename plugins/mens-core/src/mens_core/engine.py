@@ -1,0 +1,278 @@
+"""Serve many sequences from one model, a step at a time.
+
+Sequences join and leave between steps (continuous batching). A step is: admit who fits, plan
+the rows, run the model once over all of them, hand out tokens. Admission is first come, first
+served, bounded by the block pool; who must wait waits, who can never fit is refused at once.
+What a sequence gets is a function of its own request alone, never of who else is served.
+A non-finite value fails the sequence whose row it is in, and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+
+from mens_core.kv_blocks import BlockPool, blocks_for
+from mens_core.models.model import StepResult
+from mens_core.ops import Batch, KvCache, Ops, Tensor
+from mens_core.readout import LogitRow, NonFinite, draw_tokens, read_scores
+from mens_core.sampling import check_sampling
+from mens_core.scheduler import Slice, StepLimits, plan_step
+from mens_core.sequence import Sequence, SequenceRequest
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import FinishReason, GeneratedToken
+
+__all__ = ["Engine", "ServedModel"]
+
+
+class ServedModel(Protocol):
+    """What the engine needs of a model."""
+
+    def forward(self, batch: Batch, cache: KvCache) -> StepResult:
+        """Run one step over the batch's rows."""
+        ...
+
+
+class Engine:
+    """One model, one KV cache, and the sequences they serve."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        model: ServedModel,
+        cache: KvCache,
+        *,
+        vocab_size: int,
+        context_length: int,
+        blocks: int,
+        max_sequences: int = 64,
+        limits: StepLimits | None = None,
+    ) -> None:
+        self._ops = ops
+        self._model = model
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._max_sequences = max_sequences
+        self._limits = limits or StepLimits()
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self.pool = BlockPool(blocks)
+        self.steps = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that are not admitted yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences that own blocks."""
+        return len(self._running)
+
+    # --- coming and going ----------------------------------------------------------------------
+
+    def submit(self, request: SequenceRequest) -> Sequence:
+        """Queue a sequence; nothing is computed yet.
+
+        Raises:
+            BackendError: `invalid-token`, `invalid-sampling`, `context-overflow` or
+                `kv-cache-too-small`; nothing was queued.
+        """
+        self.check(request)
+        sequence = Sequence(request)
+        self._waiting.append(sequence)
+        return sequence
+
+    def check(self, request: SequenceRequest) -> None:
+        """Refuse what can never be served; see `submit`."""
+        for position, token_id in enumerate(request.token_ids):
+            if not 0 <= token_id < self._vocab_size:
+                raise BackendError(
+                    "invalid-token",
+                    f"token {token_id} at position {position} is not in the vocabulary; nothing was started",
+                    facts={"token_id": token_id, "position": position, "vocab_size": self._vocab_size},
+                )
+        check_sampling(request.sampling, self._vocab_size)
+        prompt = len(request.token_ids)
+        if prompt + request.max_tokens > self._context_length:
+            raise BackendError(
+                "context-overflow",
+                f"{prompt} prompt tokens and max_tokens {request.max_tokens} exceed the context of "
+                f"{self._context_length} positions; nothing was started",
+                facts={
+                    "prompt_tokens": prompt,
+                    "max_tokens": request.max_tokens,
+                    "requested": prompt + request.max_tokens,
+                    "context_length": self._context_length,
+                },
+                remedy="Shorten the prompt, lower max_tokens, or load with a larger context_length.",
+            )
+        needed = blocks_for(request.positions)
+        if needed > self.pool.total:
+            raise BackendError(
+                "kv-cache-too-small",
+                f"the request needs {needed} KV blocks of {self.pool.total}; nothing was started",
+                facts={
+                    "needed_blocks": needed,
+                    "total_blocks": self.pool.total,
+                    "positions": request.positions,
+                },
+                remedy="Lower max_tokens or load the model with more memory_bytes.",
+            )
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Drop a sequence and free its blocks now; one that is done stays as it is."""
+        if not sequence.is_done:
+            sequence.is_cancelled = True
+            self._let_go(sequence)
+
+    def stop(self, code: str, message: str) -> None:
+        """End every sequence with an error; afterwards the engine is empty."""
+        for sequence in [*self._waiting, *self._running]:
+            self._fail(sequence, code, message, {"generated_tokens": sequence.generated})
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.blocks is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            sequence.blocks.release()
+            sequence.blocks = None
+
+    def _admit(self) -> None:
+        # Strictly in order: letting a short request pass a long one could starve the long one.
+        while self._waiting and len(self._running) < self._max_sequences:
+            needed = blocks_for(self._waiting[0].request.positions)
+            if not self.pool.can_reserve(needed):
+                return
+            sequence = self._waiting.popleft()
+            sequence.blocks = self.pool.reserve(needed)
+            self._running.append(sequence)
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def step(self) -> int:
+        """Run the model once over what is due; return how many rows that were.
+
+        0 means that nobody can go on: nothing is queued, or every running sequence waits for
+        its consumer. When the lane raises, the sequences of the step fail with `step-failed`,
+        the others stay, and the exception goes to the caller.
+        """
+        self._admit()
+        slices = plan_step(self._running, self._limits)
+        if not slices:
+            return 0
+        self.steps += 1
+        try:
+            self._run(slices)
+        except Exception as error:
+            for piece in slices:
+                self._fail(
+                    piece.sequence,
+                    "step-failed",
+                    f"the lane raised {type(error).__name__} during a step; the answer is incomplete",
+                    {"exception": f"{type(error).__name__}: {error}"},
+                )
+            raise
+        return sum(piece.count for piece in slices)
+
+    def _run(self, slices: list[Slice]) -> None:
+        batch, wanted = _assemble(slices)
+        result = self._model.forward(batch, self._cache)
+        owners = [piece.sequence for piece in slices for _ in range(piece.count)]
+        for fault in result.faults:
+            self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
+        for piece in slices:
+            piece.sequence.cached += piece.count
+        if wanted:
+            self._read_out(result.logits, wanted)
+        for piece in slices:
+            self._finish_if_only_scored(piece.sequence)
+
+    def _read_out(self, logits: Tensor, wanted: list[LogitRow]) -> None:
+        scores, not_finite = read_scores(self._ops, logits, _alive(wanted))
+        self._fail_rows(not_finite)
+        drawn, not_finite = draw_tokens(self._ops, logits, _alive(wanted), scores)
+        self._fail_rows(not_finite)
+        for one in drawn:
+            self._append(one.row.sequence, one.token)
+
+    def _append(self, sequence: Sequence, token: GeneratedToken) -> None:
+        sequence.generated += 1
+        if token.token_id in sequence.request.stop_token_ids:
+            sequence.stop_token_id = token.token_id
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token.token_id)
+        sequence.penalties.note(token.token_id)
+        sequence.ready.append(token)
+        if sequence.generated == sequence.request.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish_if_only_scored(self, sequence: Sequence) -> None:
+        if sequence.request.max_tokens == 0 and sequence.prompt_is_cached and not sequence.is_done:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._let_go(sequence)
+
+    # --- failures ------------------------------------------------------------------------------
+
+    def _fail_rows(self, rows: list[NonFinite]) -> None:
+        for found in rows:
+            self._fail_non_finite(found.row.sequence, found.operator, found.row.position)
+
+    def _fail_non_finite(self, sequence: Sequence, operator: str, position: int) -> None:
+        self._fail(
+            sequence,
+            "non-finite",
+            f"{operator} is not finite at position {position}; only this request ends",
+            {"operator": operator, "position": position, "generated_tokens": sequence.generated},
+        )
+
+    def _fail(self, sequence: Sequence, code: str, message: str, facts: dict[str, Any]) -> None:
+        # The first operator that went wrong is the cause; the rest is what followed from it.
+        if not sequence.is_done:
+            sequence.failure = BackendError(code, message, facts=facts)
+            self._let_go(sequence)
+
+
+def _alive(rows: list[LogitRow]) -> list[LogitRow]:
+    return [row for row in rows if not row.sequence.is_done]
+
+
+def _assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:
+    """Lay the slices out as one ragged batch, and say whose each row of logits will be."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
+    wanted: list[LogitRow] = []
+    for piece in slices:
+        sequence, end = piece.sequence, piece.start + piece.count
+        if sequence.blocks is None:
+            raise AssertionError("a planned sequence owns blocks")
+        sequence.blocks.grow_to(end)
+        for position in range(piece.start, end):
+            if sequence.wants_logits(position):
+                wanted.append(LogitRow(len(wanted), sequence, position))
+                logit_rows.append(starts[-1] + position - piece.start)
+        token_ids += sequence.tokens[piece.start : end]
+        positions += range(piece.start, end)
+        starts.append(starts[-1] + piece.count)
+    tables = [piece.sequence.blocks.table for piece in slices if piece.sequence.blocks is not None]
+    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, table in zip(block_tables, tables, strict=True):
+        row[: len(table)] = table
+    batch = Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        starts=np.array(starts, np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, np.int32),
+    )
+    return batch, wanted

@@ -1,0 +1,280 @@
+// KV blocks and attention over them: docs/numerics.md, attention.
+#pragma once
+#include "tile.h"
+
+namespace vox {
+namespace VOX_ISA {
+
+static int64_t sequence_of(const Rows& rows, int64_t row) {
+  int64_t s = 0;
+  while (rows.starts[s + 1] <= row) ++s;
+  return s;
+}
+
+static int64_t kv_append_part(const void* task, int64_t begin, int64_t end, void*) {
+  const auto& append = *static_cast<const KvAppendTask*>(task);
+  const KvLayer& layer = append.layer;
+  const int64_t C = layer.head_dim;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t s = sequence_of(append.rows, r);
+    const int64_t position = append.rows.positions[r];
+    const int64_t block = append.rows.block_tables[s * append.rows.blocks_per_sequence + position / kBlock];
+    const int64_t slot = position % kBlock;
+    for (int64_t g = 0; g < layer.kv_heads; ++g) {
+      const float* k = append.k + (r * layer.kv_heads + g) * C;
+      const float* v = append.v + (r * layer.kv_heads + g) * C;
+      float* keys = layer.keys + (block * layer.kv_heads + g) * C * kBlock + slot;
+      float* values = layer.values + ((block * layer.kv_heads + g) * kBlock + slot) * layer.value_stride;
+      for (int64_t c = 0; c < C; ++c) keys[c * kBlock] = k[c];
+      __builtin_memcpy(values, v, (size_t)C * sizeof(float));
+    }
+  }
+  return 0;
+}
+
+// One item's working set, laid out in the thread's scratch. Row i is one query vector.
+struct AttentionScratch {
+  float* q;       // [rows][head_dim]
+  float* scores;  // [rows][128], then the weights
+  float* o;       // [rows][value_stride]
+  float* o_block; // [rows][value_stride]
+
+  AttentionScratch(void* memory, const KvLayer& layer) {
+    float* at = static_cast<float*>(memory);
+    const auto take = [&at](int64_t per_row) {
+      float* taken = at;
+      at += kAttentionRows * ((per_row + kLanes - 1) / kLanes * kLanes);
+      return taken;
+    };
+    q = take(layer.head_dim);
+    scores = take(kBlock);
+    o = take(layer.value_stride);
+    o_block = take(layer.value_stride);
+  }
+};
+
+static int64_t attention_scratch_bytes(const KvLayer& layer) {
+  return kAttentionRows * (kBlock + 3 * layer.value_stride) * (int64_t)sizeof(float);
+}
+
+// Unmasked slots [low, high) of one block, for each query vector.
+struct Span {
+  int32_t low, high;
+};
+
+struct RowState {
+  float m, l;
+  bool started;
+};
+
+// scores = C128(q k) * scale, softcapped, for slots of panels [first_panel, end_panel).
+static void block_scores(const AttentionTask& task, const AttentionScratch& memory, int64_t rows, const float* keys,
+                         int64_t first_panel, int64_t end_panel) {
+  const int64_t C = task.layer.head_dim;
+  const F32Side side{keys, kBlock, kLanes};
+  for (int64_t r = 0; r < rows; r += kTileRows) {
+    const int64_t some = rows - r < kTileRows ? rows - r : kTileRows;
+    float* scores = memory.scores + r * kBlock + first_panel * kLanes;
+    for (int64_t c = 0; c < C; c += kChunk)
+      tile_rows(some, end_panel - first_panel, memory.q + r * C, C, side, first_panel, c,
+                c + kChunk < C ? c + kChunk : C, scores, kBlock, Start::zero, c == 0 ? Finish::store : Finish::fold);
+  }
+  const VF scale = f_splat(task.scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t p = first_panel; p < end_panel; ++p) {
+      float* scores = memory.scores + r * kBlock + p * kLanes;
+      VF s = f_mul(f_load(scores), scale);
+      if (task.softcap != 0.0f) {
+        const VF cap = f_splat(task.softcap);
+        s = f_mul(cap, f_tanh(f_div(s, cap)));
+      }
+      f_store(scores, s);
+    }
+  }
+}
+
+// m_b, and the weights exp(s - m_b) in place of the scores.
+static float block_weights(float* scores, Span span) {
+  const int64_t first = span.low / kLanes * kLanes;
+  const int64_t last = (span.high + kLanes - 1) / kLanes * kLanes;
+  // Masked slots of the outer panels repeat an unmasked score: the maximum can't see them.
+  const float any = scores[span.low];
+  for (int64_t j = first; j < span.low; ++j) scores[j] = any;
+  for (int64_t j = span.high; j < last; ++j) scores[j] = any;
+  VF most = f_load(scores + first);
+  for (int64_t j = first + kLanes; j < last; j += kLanes) most = f_max(most, f_load(scores + j));
+  float lanes[kLanes];
+  f_store(lanes, most);
+  float m = lanes[0];
+  for (int i = 1; i < kLanes; ++i) m = f_max(m, lanes[i]);
+  m = f_add(m, 0.0f);  // -0 counts as +0
+  const VF m_all = f_splat(m);
+  for (int64_t j = first; j < last; j += kLanes) f_store(scores + j, f_exp(f_sub(f_load(scores + j), m_all)));
+  return m;
+}
+
+// l_b of `Side` rows side by side; each starts and stops where its own span does.
+template <int Side>
+static void block_sums(const float* weights, const Span* spans, float* sums) {
+  int32_t low = spans[0].low, high = spans[0].high;
+  for (int i = 1; i < Side; ++i) {
+    low = spans[i].low > low ? spans[i].low : low;
+    high = spans[i].high < high ? spans[i].high : high;
+  }
+  if (low >= high) {
+    for (int i = 0; i < Side; ++i) {
+      sums[i] = 0.0f;
+      for (int32_t j = spans[i].low; j < spans[i].high; ++j) sums[i] = f_add(sums[i], weights[i * kBlock + j]);
+    }
+    return;
+  }
+  float l[Side];
+  for (int i = 0; i < Side; ++i) {
+    l[i] = 0.0f;
+    for (int32_t j = spans[i].low; j < low; ++j) l[i] = f_add(l[i], weights[i * kBlock + j]);
+  }
+  for (int32_t j = low; j < high; ++j)
+    for (int i = 0; i < Side; ++i) l[i] = f_add(l[i], weights[i * kBlock + j]);
+  for (int i = 0; i < Side; ++i) {
+    for (int32_t j = high; j < spans[i].high; ++j) l[i] = f_add(l[i], weights[i * kBlock + j]);
+    sums[i] = l[i];
+  }
+}
+
+// o_b: the chain over each row's own slots, the slots common to a tile's rows together.
+static void block_values(const AttentionTask& task, const AttentionScratch& memory, int64_t rows, const float* values,
+                         const Span* spans) {
+  const int64_t stride = task.layer.value_stride, panels = stride / kLanes;
+  const F32Side side{values, stride, kLanes};
+  const auto chain = [&](int64_t row, int64_t count, int32_t low, int32_t high, Start start) {
+    tile_rows(count, panels, memory.scores + row * kBlock, kBlock, side, 0, low, high, memory.o_block + row * stride,
+              stride, start, Finish::store);
+  };
+  for (int64_t r = 0; r < rows; r += kTileRows) {
+    const int64_t some = rows - r < kTileRows ? rows - r : kTileRows;
+    int32_t low = spans[r].low, high = spans[r].high, lowest = low;
+    for (int64_t i = r + 1; i < r + some; ++i) {
+      low = spans[i].low > low ? spans[i].low : low;
+      lowest = spans[i].low < lowest ? spans[i].low : lowest;
+      high = spans[i].high < high ? spans[i].high : high;
+    }
+    if (low >= high) {
+      for (int64_t i = r; i < r + some; ++i) chain(i, 1, spans[i].low, spans[i].high, Start::zero);
+      continue;
+    }
+    if (lowest < low)
+      for (int64_t i = r; i < r + some; ++i) chain(i, 1, spans[i].low, low, Start::zero);
+    chain(r, some, low, high, lowest < low ? Start::memory : Start::zero);
+    for (int64_t i = r; i < r + some; ++i)
+      if (spans[i].high > high) chain(i, 1, high, spans[i].high, Start::memory);
+  }
+}
+
+// (m, l, o) after the block of one row: assigned by the first block, folded by later ones.
+static void fold_block(RowState& row, float* o, float m_block, float l_block, const float* o_block, int64_t stride) {
+  if (!row.started) {
+    row = {m_block, l_block, true};
+    __builtin_memcpy(o, o_block, (size_t)stride * sizeof(float));
+    return;
+  }
+  const float m = f_max(row.m, m_block);
+  const float a = f_exp(f_sub(row.m, m)), b = f_exp(f_sub(m_block, m));
+  row.m = m;
+  row.l = f_fma(row.l, a, f_mul(l_block, b));
+  const VF a_all = f_splat(a), b_all = f_splat(b);
+  for (int64_t c = 0; c < stride; c += kLanes)
+    f_store(o + c, f_fma(f_load(o + c), a_all, f_mul(f_load(o_block + c), b_all)));
+}
+
+static bool finish_row(const RowState& row, const float* o, float* out, int64_t head_dim) {
+  const VF l = f_splat(row.l);
+  FiniteWatch watch;
+  for (int64_t c = 0; c < head_dim; c += kLanes) {
+    const VF y = f_div(f_load(o + c), l);
+    if (const int64_t left = head_dim - c; left >= kLanes) {
+      f_store(out + c, y);
+      watch.see(y);
+    } else {
+      f_store_some(out + c, y, left);
+      watch.see(f_load_some(out + c, left));
+    }
+  }
+  return watch.saw_only_finite();
+}
+
+static int64_t attend(const AttentionTask& task, const AttentionItem& item, void* scratch) {
+  const KvLayer& layer = task.layer;
+  const int64_t C = layer.head_dim, heads = item.end_head - item.first_head;
+  const int64_t rows = (item.end_row - item.first_row) * heads;
+  const AttentionScratch memory(scratch, layer);
+  RowState state[kAttentionRows];
+  int32_t lows[kAttentionRows], positions[kAttentionRows];
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t row = item.first_row + i / heads, head = item.first_head + i % heads;
+    __builtin_memcpy(memory.q + i * C, task.q + (row * task.heads + head) * C, (size_t)C * sizeof(float));
+    const int32_t position = task.rows.positions[row];
+    const int64_t low = task.window > 0 ? position - task.window + 1 : 0;
+    positions[i] = position;
+    lows[i] = low > 0 ? (int32_t)low : 0;
+    state[i] = {0.0f, 0.0f, false};
+  }
+  const int32_t* table = task.rows.block_tables + item.sequence * task.rows.blocks_per_sequence;
+  // Positions and their windows ascend, so the first row opens the first block and the last row the last.
+  for (int64_t b = lows[0] / kBlock; b <= positions[rows - 1] / kBlock; ++b) {
+    // Rows that see something of this block are consecutive: [begin, end).
+    Span spans[kAttentionRows];
+    int64_t begin = rows, end = 0;
+    int32_t lowest = kBlock, highest = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t first = b * kBlock;
+      const int64_t low = lows[i] > first ? lows[i] - first : 0;
+      const int64_t high = positions[i] - first + 1 < kBlock ? positions[i] - first + 1 : kBlock;
+      spans[i] = {(int32_t)low, (int32_t)high};
+      if (low >= high) continue;
+      begin = i < begin ? i : begin;
+      end = i + 1;
+      lowest = spans[i].low < lowest ? spans[i].low : lowest;
+      highest = spans[i].high > highest ? spans[i].high : highest;
+    }
+    if (begin >= end) continue;
+    const int64_t cache = (int64_t)table[b] * layer.kv_heads + item.kv_head;
+    const int64_t count = end - begin;
+    AttentionScratch here = memory;
+    here.q += begin * C;
+    here.scores += begin * kBlock;
+    here.o += begin * layer.value_stride;
+    here.o_block += begin * layer.value_stride;
+    block_scores(task, here, count, layer.keys + cache * C * kBlock, lowest / kLanes, (highest + kLanes - 1) / kLanes);
+    float m_block[kAttentionRows], l_block[kAttentionRows];
+    for (int64_t i = 0; i < count; ++i) m_block[i] = block_weights(here.scores + i * kBlock, spans[begin + i]);
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) block_sums<8>(here.scores + i * kBlock, spans + begin + i, l_block + i);
+    for (; i + 4 <= count; i += 4) block_sums<4>(here.scores + i * kBlock, spans + begin + i, l_block + i);
+    for (; i < count; ++i) block_sums<1>(here.scores + i * kBlock, spans + begin + i, l_block + i);
+    block_values(task, here, count, layer.values + cache * kBlock * layer.value_stride, spans + begin);
+    for (i = 0; i < count; ++i)
+      fold_block(state[begin + i], here.o + i * layer.value_stride, m_block[i], l_block[i],
+                 here.o_block + i * layer.value_stride, layer.value_stride);
+  }
+  int64_t fault = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t row = item.first_row + i / heads, head = item.first_head + i % heads;
+    if (!finish_row(state[i], memory.o + i * layer.value_stride, task.out + (row * task.heads + head) * C, C) &&
+        fault == 0)
+      fault = 1 + row;
+  }
+  return fault;
+}
+
+static int64_t attention_part(const void* task, int64_t begin, int64_t end, void* scratch) {
+  const auto& attention = *static_cast<const AttentionTask*>(task);
+  int64_t fault = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = attend(attention, attention.items[i], scratch);
+    if (row != 0 && (fault == 0 || row < fault)) fault = row;
+  }
+  return fault;
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox

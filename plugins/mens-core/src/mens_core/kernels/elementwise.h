@@ -1,0 +1,39 @@
+// Operators whose outputs each depend on one element per argument.
+#pragma once
+#include "simd.h"
+#include "tasks.h"
+
+namespace vox {
+namespace VOX_ISA {
+
+// Applies `op` to parts [begin, end) of the flat arrays. Two-argument form; b may equal a.
+template <class Op>
+static int64_t elementwise(const ElementwiseTask& task, int64_t begin, int64_t end, Op op) {
+  const int64_t first = begin * kElementsPerPart;
+  const int64_t last = end * kElementsPerPart < task.elements ? end * kElementsPerPart : task.elements;
+  const float* b = task.b == nullptr ? task.a : task.b;
+  FiniteWatch watch;
+  int64_t i = first;
+  for (; i + kLanes <= last; i += kLanes) {
+    const VF y = op(f_load(task.a + i), f_load(b + i));
+    watch.see(y);
+    f_store(task.out + i, y);
+  }
+  if (i < last) {
+    const VF y = op(f_load_some(task.a + i, last - i), f_load_some(b + i, last - i));
+    f_store_some(task.out + i, y, last - i);
+    watch.see(f_load_some(task.out + i, last - i));
+  }
+  if (watch.saw_only_finite()) return 0;
+  for (i = first; i < last; ++i)
+    if (!is_finite(task.out[i])) return 1 + i / task.width;
+  return 0;
+}
+
+static int64_t add_part(const void* task, int64_t begin, int64_t end, void*) {
+  return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,
+                     [](VF a, VF b) { return f_add(a, b); });
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox

@@ -1,0 +1,287 @@
+// y = x W^T for quantised weights: exact integer dots inside a block, one float chain over blocks.
+//
+// The text is the same for every instruction set (quant_simd.h) and for one row or twelve: a tile
+// is R rows of x against one group of 16 rows of W. Integer sums may be taken in any order; the
+// float operations are those of docs/numerics-quant.md, one lane per output, so neither R nor the
+// lane width nor the thread that runs the tile can change a bit.
+#pragma once
+#include "quant_formats.h"
+#include "quant_simd.h"
+
+namespace vox {
+namespace VOX_ISA {
+
+// --- codes ---------------------------------------------------------------------------------
+// Blocks of 32: `codes<G>(record)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
+// than the weight's code by 2^log2_offset (-1: not at all).
+
+struct CodesQ8_0 {
+  using Record = quant::RecordQ8_0;
+  static constexpr int log2_offset = kFullOffsetLog2;
+  template <int G>
+  CANON FullBytes codes(const uint8_t* record) {
+    return full_bytes(load_bytes(record + G * quant::kKGroupBytes));
+  }
+  CANON VI dot(VI sum, const FullBytes& w, int32_t a) { return dot_full(sum, w, a); }
+};
+
+// Nibbles as in the file: byte i of a block holds columns i (low) and i + 16 (high).
+template <int G>
+CANON Bytes nibbles32(const uint8_t* codes) {
+  const Bytes pair = load_bytes(codes + (G & 3) * quant::kKGroupBytes);
+  return G < 4 ? low_nibbles(pair) : high_nibbles(pair);
+}
+struct CodesQ4_0 {
+  using Record = quant::RecordQ4_0;
+  static constexpr int log2_offset = 3;
+  template <int G>
+  CANON Bytes codes(const uint8_t* record) {
+    return nibbles32<G>(record);
+  }
+  CANON VI dot(VI sum, const Bytes& w, int32_t a) { return dot_codes(sum, w, a); }
+};
+// One byte of the plane holds bit 4 of eight codes: bit G belongs to k-group G.
+struct CodesQ5_0 {
+  using Record = quant::RecordQ5_0;
+  static constexpr int log2_offset = 4;
+  template <int G>
+  CANON Bytes codes(const uint8_t* record) {
+    return insert_bits<4 - G, 16>(nibbles32<G>(record + Record::codes), load_bytes(record + Record::high));
+  }
+  CANON VI dot(VI sum, const Bytes& w, int32_t a) { return dot_codes(sum, w, a); }
+};
+
+// Super-blocks of 256: a record is four parts; `codes<J, G>(part)` gives k-group G of sub-block J of a
+// part, `column_sub(i, J)` says which sub-block of the columns that is.
+struct CodesQ4_K {
+  using Record = quant::RecordQ4_K;
+  static constexpr int subs = 2, groups = 8;
+  static constexpr bool has_min = true;
+  static constexpr int log2_offset = -1;
+  template <int J, int G>
+  CANON Bytes codes(const uint8_t* part) {
+    const Bytes pair = load_bytes(part + G * quant::kKGroupBytes);
+    return J == 0 ? low_nibbles(pair) : high_nibbles(pair);
+  }
+  CANON int column_sub(int i, int j) { return 2 * i + j; }
+  CANON VI scale(const uint8_t* record, int i, int j) { return i_load_u8(record + Record::scales + 16 * (2 * i + j)); }
+};
+struct CodesQ5_K {
+  using Record = quant::RecordQ5_K;
+  static constexpr int subs = 2, groups = 8;
+  static constexpr bool has_min = true;
+  static constexpr int log2_offset = -1;
+  template <int J, int G>
+  CANON Bytes codes(const uint8_t* part) {
+    return insert_bits<4 - G, 16>(CodesQ4_K::codes<J, G>(part + Record::part_codes),
+                                  load_bytes(part + Record::part_high + J * quant::kKGroupBytes));
+  }
+  CANON int column_sub(int i, int j) { return 2 * i + j; }
+  CANON VI scale(const uint8_t* record, int i, int j) { return i_load_u8(record + Record::scales + 16 * (2 * i + j)); }
+};
+// A part is 16 columns out of each quarter of 128: quarters 0 and 1 are the low nibbles of two runs of
+// bytes, 2 and 3 the high nibbles of the same; bits 4 and 5 of all four lie in one byte of the plane.
+struct CodesQ6_K {
+  using Record = quant::RecordQ6_K;
+  static constexpr int subs = 4, groups = 4;
+  static constexpr bool has_min = false;
+  static constexpr int log2_offset = 5;
+  template <int J, int G>
+  CANON Bytes codes(const uint8_t* part) {
+    const Bytes pair = load_bytes(part + Record::part_codes + ((J & 1) * 4 + G) * quant::kKGroupBytes);
+    const Bytes plane = load_bytes(part + Record::part_high + G * quant::kKGroupBytes);
+    return insert_bits<4 - 2 * J, 48>(J < 2 ? low_nibbles(pair) : high_nibbles(pair), plane);
+  }
+  CANON int column_sub(int i, int j) { return i / 2 * 8 + j * 2 + i % 2; }
+  CANON VI scale(const uint8_t* record, int i, int j) {
+    return i_load_i8(record + Record::parts + i * Record::part_bytes + Record::part_scales + 16 * j);
+  }
+};
+
+// --- tiles: R rows of x against one group --------------------------------------------------
+
+// Bytes ahead of use at which the stream is asked for: about memory latency times one core's bandwidth.
+constexpr int kPrefetchBytes = 4096;
+
+// Step I of N over `bytes` of the stream: its share of cache lines. Spread out, so that no burst fills
+// the core's few line buffers.
+CANON void prefetch_share(const uint8_t* from, int bytes, int i, int n) {
+  const int lines = bytes / 64;
+  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + kPrefetchBytes + 64 * line);
+}
+
+// R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
+template <class Block, int R>
+struct Panels {
+  static constexpr int width = R < quant::kPanelRows ? R : quant::kPanelRows;
+  static constexpr int count = (R + quant::kPanelRows - 1) / quant::kPanelRows;
+  const int8_t* codes[count];
+  const Block* blocks[count];
+
+  Panels(const quant::LinearTask& task, int64_t row, int64_t block_count) {
+    for (int i = 0; i < count; ++i) {
+      codes[i] = task.codes + (row + i * width) * task.columns;
+      blocks[i] = static_cast<const Block*>(task.blocks) + (row + i * width) * block_count;
+    }
+  }
+  inline __attribute__((always_inline)) int32_t four(int r, int k_group) const {
+    return load_i32(codes[r / width] + (k_group * width + r % width) * 4);
+  }
+  inline __attribute__((always_inline)) const Block& block(int r) const { return blocks[r / width][r % width]; }
+  inline __attribute__((always_inline)) void next() {
+    for (int i = 0; i < count; ++i) {
+      codes[i] += width * (sizeof(Block) == sizeof(quant::Block32) ? 32 : 256);
+      blocks[i] += width;
+    }
+  }
+};
+
+template <int LOG2>
+CANON VI start_of_sum(int32_t negative_sum) {
+  return LOG2 < 0 ? i_splat(0) : i_shl<LOG2 < 0 ? 0 : LOG2>(i_splat(negative_sum));
+}
+CANON VF load_scales(const uint8_t* p) { return f_load_f16(reinterpret_cast<const uint16_t*>(p)); }
+
+template <class F, int R>
+static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
+  Panels<quant::Block32, R> x(task, row, blocks);
+  const uint8_t* record = group;
+  for (int64_t first = 0; first < blocks; first += quant::kChunkBlocks) {
+    const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
+    const uint8_t* scales = record;
+    record += quant::chunk_scale_bytes(in_chunk);
+    prefetch_share(scales, 128, 0, 1);
+    VF p[R];
+    for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
+    for (int64_t b = 0; b < in_chunk; ++b, record += F::Record::bytes, scales += 32, x.next()) {
+      VI sum[R];
+      for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum);
+      unroll<8>([&](auto g) {
+        constexpr int G = decltype(g)::value;
+        prefetch_share(record, F::Record::bytes, G, 8);
+        const auto w = F::template codes<G>(record);
+        for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
+      });
+      const VF d = load_scales(scales);
+      for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(sum[r]), p[r]);
+    }
+    for (int r = 0; r < R; ++r) y[r] = first == 0 ? p[r] : f_add(y[r], p[r]);
+  }
+}
+
+template <class F, int R>
+static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
+  using Record = typename F::Record;
+  Panels<quant::Block256, R> x(task, row, blocks);
+  const uint8_t* record = group;
+  for (int64_t b = 0; b < blocks; ++b, record += Record::bytes, x.next()) {
+    prefetch_share(record, Record::parts, 0, 1);
+    VI u[R];
+    for (int r = 0; r < R; ++r) u[r] = i_splat(0);
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* part = record + Record::parts + i * Record::part_bytes;
+      unroll<F::subs>([&](auto j) {
+        constexpr int J = decltype(j)::value;
+        const int sub = F::column_sub(i, J);
+        VI sum[R];
+        for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
+        unroll<F::groups>([&](auto g) {
+          constexpr int G = decltype(g)::value;
+          prefetch_share(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
+          const Bytes w = F::template codes<J, G>(part);
+          for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
+        });
+        const VI scale = F::scale(record, i, J);
+        for (int r = 0; r < R; ++r) u[r] = i_mul_add(scale, sum[r], u[r]);
+      });
+    }
+    const VF d = load_scales(record + Record::d);
+    VF p[R];
+    for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(u[r]), f_splat(0.0f));
+    if constexpr (F::has_min) {
+      VI v[R];
+      for (int r = 0; r < R; ++r) v[r] = i_splat(0);
+      for (int i = 0; i < 4; ++i) {
+        const Pairs mins = load_pairs(record + Record::mins + 32 * i);
+        for (int r = 0; r < R; ++r) v[r] = dot_pairs(v[r], mins, load_i32(x.block(r).sum32 + 2 * i));
+      }
+      const VF dmin = load_scales(record + Record::dmin);
+      for (int r = 0; r < R; ++r) p[r] = f_fnma(f_mul(dmin, f_splat(x.block(r).d)), i_to_f(v[r]), p[r]);
+    }
+    for (int r = 0; r < R; ++r) y[r] = b == 0 ? p[r] : f_add(y[r], p[r]);
+  }
+}
+
+// --- parts ---------------------------------------------------------------------------------
+
+// Tiles as tall as the instruction set has registers for, then lower ones for the rest. Tiles of
+// four or more rows start at a panel; at most one lower tile ends the rows.
+template <class F, int R>
+static int64_t group_rows(const uint8_t* group, const quant::LinearTask& task, int64_t output, int64_t row, int64_t end) {
+  constexpr int next = R > quant::kPanelRows ? R - quant::kPanelRows : R - 1;
+  constexpr quant::Layout layout = quant::layout_of(F::format);
+  const int64_t blocks = task.columns / layout.block;
+  const int64_t outputs = task.outputs - output < quant::kGroupRows ? task.outputs - output : quant::kGroupRows;
+  int64_t fault = 0;
+  for (; row + R <= end; row += R) {
+    VF y[R];
+    if constexpr (layout.block == 32) tile32<typename F::Codes, R>(group, blocks, task, row, y);
+    else tile256<typename F::Codes, R>(group, blocks, task, row, y);
+    for (int r = 0; r < R; ++r) {
+      float* to = task.y + (row + r) * task.outputs + output;
+      FiniteWatch watch;
+      if (outputs == quant::kGroupRows) {
+        f_store(to, y[r]);
+        watch.see(y[r]);
+      } else {
+        f_store_some(to, y[r], outputs);
+        watch.see(f_load_some(to, outputs));
+      }
+      if (fault == 0 && !watch.saw_only_finite()) fault = 1 + row + r;
+    }
+  }
+  if constexpr (next > 0) {
+    if (row < end) {
+      const int64_t rest = group_rows<F, next>(group, task, output, row, end);
+      if (fault == 0) fault = rest;
+    }
+  }
+  return fault;
+}
+
+template <quant::Format FORMAT, class C>
+struct OfFormat {
+  static constexpr quant::Format format = FORMAT;
+  using Codes = C;
+};
+
+template <class F>
+static int64_t linear_parts(const quant::LinearTask& task, int64_t begin, int64_t end) {
+  constexpr quant::Layout layout = quant::layout_of(F::format);
+  const int64_t groups = (task.outputs + quant::kGroupRows - 1) / quant::kGroupRows;
+  const int64_t bytes = quant::group_bytes(layout, task.columns / layout.block);
+  int64_t fault = 0;
+  for (int64_t part = begin; part < end; ++part) {
+    const int64_t group = part % groups, row = part / groups * quant::kRowsPerPart;
+    const int64_t row_end = row + quant::kRowsPerPart < task.rows ? row + quant::kRowsPerPart : task.rows;
+    const int64_t found = group_rows<F, kQuantTile>(task.packed + group * bytes, task, group * quant::kGroupRows, row, row_end);
+    if (found != 0 && (fault == 0 || found < fault)) fault = found;
+  }
+  return fault;
+}
+
+static int64_t quant_linear_part(const void* opaque, int64_t begin, int64_t end, void*) {
+  const auto& task = *static_cast<const quant::LinearTask*>(opaque);
+  switch (task.format) {
+    case quant::kQ8_0: return linear_parts<OfFormat<quant::kQ8_0, CodesQ8_0>>(task, begin, end);
+    case quant::kQ5_0: return linear_parts<OfFormat<quant::kQ5_0, CodesQ5_0>>(task, begin, end);
+    case quant::kQ4_0: return linear_parts<OfFormat<quant::kQ4_0, CodesQ4_0>>(task, begin, end);
+    case quant::kQ4_K: return linear_parts<OfFormat<quant::kQ4_K, CodesQ4_K>>(task, begin, end);
+    case quant::kQ5_K: return linear_parts<OfFormat<quant::kQ5_K, CodesQ5_K>>(task, begin, end);
+    case quant::kQ6_K: return linear_parts<OfFormat<quant::kQ6_K, CodesQ6_K>>(task, begin, end);
+    default: return 0;
+  }
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox

@@ -1,0 +1,94 @@
+// The inner loop of every product: R rows by P panels of accumulators, k ascending.
+#pragma once
+#include "simd.h"
+#include "tasks.h"
+
+namespace vox {
+namespace VOX_ISA {
+
+// Right-hand sides: value (k, panel) at base + k * k_stride + panel * panel_stride, in elements.
+struct F32Side {
+  const float* base;
+  int64_t k_stride, panel_stride;
+  inline __attribute__((always_inline)) VF load(int64_t k, int64_t panel) const { return f_load(base + k * k_stride + panel * panel_stride); }
+};
+struct F16Side {
+  const uint16_t* base;
+  int64_t k_stride, panel_stride;
+  inline __attribute__((always_inline)) VF load(int64_t k, int64_t panel) const {
+    return f_load_f16(base + k * k_stride + panel * panel_stride);
+  }
+};
+struct Bf16Side {
+  const uint16_t* base;
+  int64_t k_stride, panel_stride;
+  inline __attribute__((always_inline)) VF load(int64_t k, int64_t panel) const {
+    return f_load_bf16(base + k * k_stride + panel * panel_stride);
+  }
+};
+
+// acc = fma(a[r][k], b[k][panel], acc) for k in [first, last).
+template <int R, int P, class Side>
+CANON void tile_chain(const float* a, int64_t a_stride, const Side& b, int64_t panel, int64_t first, int64_t last,
+                      VF (&acc)[R][P]) {
+  for (int64_t k = first; k < last; ++k) {
+    VF right[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) right[p] = b.load(k, panel + p);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VF left = f_splat(a[r * a_stride + k]);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) acc[r][p] = f_fma(left, right[p], acc[r][p]);
+    }
+  }
+}
+
+// What to do with memory before and after a chain.
+enum class Start { zero, memory };   // acc starts at +0 (a new chunk), or goes on from `out`
+enum class Finish { store, fold };   // out = acc, or out = out + acc (chunk after chunk)
+
+template <int R, int P, class Side>
+static inline void tile(const float* a, int64_t a_stride, const Side& b, int64_t panel, int64_t first, int64_t last,
+                        float* out, int64_t out_stride, Start start, Finish finish) {
+  VF acc[R][P];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p)
+      acc[r][p] = start == Start::zero ? f_splat(0.0f) : f_load(out + r * out_stride + p * kLanes);
+  tile_chain<R, P>(a, a_stride, b, panel, first, last, acc);
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) {
+      float* to = out + r * out_stride + p * kLanes;
+      f_store(to, finish == Finish::store ? acc[r][p] : f_add(f_load(to), acc[r][p]));
+    }
+}
+
+// The same for a number of rows known only now, at most kTileRows, and any number of panels.
+template <class Side>
+static void tile_rows(int64_t rows, int64_t panels, const float* a, int64_t a_stride, const Side& b, int64_t panel,
+                      int64_t first, int64_t last, float* out, int64_t out_stride, Start start, Finish finish) {
+  int64_t p = 0;
+#define VOX_TILE(R, P)                                                                                     \
+  tile<R, P>(a, a_stride, b, panel + p, first, last, out + p * kLanes, out_stride, start, finish)
+#define VOX_TILE_ROWS(P)                  \
+  switch (rows) {                         \
+    case 1: VOX_TILE(1, P); break;        \
+    case 2: VOX_TILE(2, P); break;        \
+    case 3: VOX_TILE(3, P); break;        \
+    case 4: VOX_TILE(4, P); break;        \
+    case 5: VOX_TILE(5, P); break;        \
+    default: VOX_TILE(6, P); break;       \
+  }
+  if (rows == 1) {  // alone, a row needs more panels to hide the latency
+    for (; p + 4 <= panels; p += 4) VOX_TILE(1, 4);
+  }
+  if (kTilePanels > 1) {
+    for (; p + kTilePanels <= panels; p += kTilePanels) VOX_TILE_ROWS(kTilePanels)
+  }
+  for (; p < panels; ++p) VOX_TILE_ROWS(1)
+#undef VOX_TILE_ROWS
+#undef VOX_TILE
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox

@@ -1,0 +1,95 @@
+"""How large the KV cache is, and what a sequence may use of it. Pure, and with numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mens_core.config import ModelConfig
+from mens_core.kv_blocks import blocks_for
+from mens_core.ops import BLOCK
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import LoadModelParams
+
+__all__ = ["DEFAULT_KV_BYTES", "KvPlan", "plan_kv_cache"]
+
+DEFAULT_KV_BYTES = 2 << 30
+"""Budget when the host names none. Blocks are touched only when positions reach them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvPlan:
+    """Blocks to reserve and the context they allow."""
+
+    blocks: int
+    block_bytes: int
+    """One block, in every layer, keys and values in float32."""
+    budget_bytes: int
+    context_length: int
+    """Positions of one sequence."""
+    warnings: tuple[str, ...]
+
+    def as_facts(self) -> dict[str, Any]:
+        """Return the plan as an observation."""
+        return {
+            "blocks": self.blocks,
+            "block_bytes": self.block_bytes,
+            "positions": self.blocks * BLOCK,
+            "reserved_bytes": self.blocks * self.block_bytes,
+            "budget_bytes": self.budget_bytes,
+        }
+
+
+def plan_kv_cache(
+    config: ModelConfig, params: LoadModelParams, *, default_bytes: int = DEFAULT_KV_BYTES
+) -> KvPlan:
+    """Fit context and cache into the budget.
+
+    A context that was asked for is provided or refused; without one it is the model's own, or
+    as much of it as the budget holds.
+
+    Raises:
+        BackendError: `context-too-long` or `insufficient-memory`; nothing was loaded.
+    """
+    budget = default_bytes if params.memory_bytes is None else params.memory_bytes
+    block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * 4
+    affordable = budget // block_bytes
+    wanted = params.context_length or config.context_length
+    if wanted > config.context_length:
+        raise BackendError(
+            "context-too-long",
+            f"a context of {wanted} positions was asked for and the model was made for "
+            f"{config.context_length}; nothing was loaded",
+            facts={"requested": wanted, "model_context_length": config.context_length},
+            remedy=f"Ask for at most {config.context_length}.",
+        )
+    needed = blocks_for(wanted) if params.context_length else 1
+    if needed > affordable:
+        raise BackendError(
+            "insufficient-memory",
+            f"the KV cache needs {needed * block_bytes} bytes for one sequence of "
+            f"{min(wanted, needed * BLOCK)} positions and may use {budget}; nothing was loaded",
+            facts={
+                "needed_bytes": needed * block_bytes,
+                "budget_bytes": budget,
+                "block_bytes": block_bytes,
+                "positions_per_block": BLOCK,
+                "context_length": wanted,
+            },
+            remedy=f"Ask for a context of at most {affordable * BLOCK} positions."
+            if affordable
+            else "Allow the worker more memory_bytes.",
+        )
+    context = min(wanted, affordable * BLOCK)
+    warnings = []
+    if context < wanted:
+        warnings.append(
+            f"the context is {context} of the model's {wanted} positions: the KV cache may use {budget} bytes"
+        )
+    return KvPlan(
+        blocks=min(affordable, params.max_sequences * blocks_for(context)),
+        block_bytes=block_bytes,
+        budget_bytes=budget,
+        context_length=context,
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,241 @@
+"""Choose the next token from integer weights.
+
+Everything here is exact: the lane turns logits into integers (`Ops.token_weights`), and from
+there on only integers are compared, added and multiplied, so every lane draws the same token.
+The rules, one by one, are in docs/numerics-sampling.md. Penalties work on the logits before
+that, through `Ops.penalise`; this module only says which tokens and how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.ops import Ints
+from mens_core.philox import STREAM_SAMPLING, uniform_u64
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import SamplingParams
+
+__all__ = ["Penalties", "check_sampling", "draw", "flush_to_zero", "is_greedy", "keep", "random_bits"]
+
+Weights = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+SMALLEST_NORMAL = 2.0**-126
+
+_SORTABLE = 4096
+"""As many weights as are sorted outright; more are narrowed by value first."""
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that no draw is defined for.
+
+    Raises:
+        BackendError: `invalid-sampling`, naming each field with what was found and what may be.
+    """
+    problems = {
+        name: f"{getattr(params, name)!r}; {rule}"
+        for name, rule, is_right in (
+            ("temperature", "0 or a positive number", lambda x: x >= 0),
+            ("top_p", "from 0 to 1", lambda x: 0 <= x <= 1),
+            ("min_p", "from 0 to 1", lambda x: 0 <= x <= 1),
+            ("repetition_penalty", "a positive number", lambda x: x >= SMALLEST_NORMAL),
+            ("presence_penalty", "a number", lambda x: True),
+            ("frequency_penalty", "a number", lambda x: True),
+            ("sample", "below 2^32", lambda x: x < 1 << 32),
+        )
+        if not _is_right(getattr(params, name), is_right)
+    }
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            problems[f"logit_bias[{token_id}]"] = f"token ids are 0 to {vocab_size - 1}"
+        elif not math.isfinite(bias):
+            problems[f"logit_bias[{token_id}]"] = f"{bias!r}; a finite number"
+    if problems:
+        named = ", ".join(problems)
+        raise BackendError(
+            "invalid-sampling",
+            f"sampling parameters are out of range: {named}; nothing was generated",
+            facts=problems,
+        )
+
+
+def _is_right(value: float, rule: Callable[[float], bool]) -> bool:
+    return math.isfinite(value) and rule(value)
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the token is the argmax; a temperature that flushes to zero is zero."""
+    return params.temperature < SMALLEST_NORMAL
+
+
+def random_bits(params: SamplingParams, position: int) -> int:
+    """Return the 64 random bits that draw the token at absolute `position`."""
+    return uniform_u64(params.seed, (position, params.sample, STREAM_SAMPLING, 0))
+
+
+# --- penalties -------------------------------------------------------------------------------
+
+
+def flush_to_zero(x: Floats) -> Floats:
+    """Return `x` with subnormals replaced by zeros of their sign."""
+    return np.where(np.abs(x) < np.float32(SMALLEST_NORMAL), np.copysign(np.float32(0), x), x)
+
+
+class Penalties:
+    """What one sequence's penalties do to its next logits.
+
+    Repetition counts tokens of prompt and answer, presence and frequency those of the answer.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int]) -> None:
+        self._repetition, self._presence, self._frequency = flush_to_zero(
+            np.array(
+                [params.repetition_penalty, params.presence_penalty, params.frequency_penalty], np.float32
+            )
+        )
+        self._bias_ids = np.array(sorted(params.logit_bias), np.int64)
+        biases = np.array([params.logit_bias[int(token_id)] for token_id in self._bias_ids], np.float32)
+        self._biases = flush_to_zero(biases)
+        self._repeats = bool(self._repetition != 1)
+        self._counts_answer = bool(self._presence != 0 or self._frequency != 0)
+        self._prompt_ids = (
+            np.unique(np.fromiter(prompt, np.int64)) if self._repeats else np.empty(0, np.int64)
+        )
+        self._answer: Counter[int] = Counter()
+        self.is_active = self._repeats or self._counts_answer or bool(self._bias_ids.size)
+
+    def note(self, token_id: int) -> None:
+        """Count a token of the answer."""
+        self._answer[token_id] += 1
+
+    def arrays(self) -> tuple[Ints, Floats, Floats]:
+        """Return ids (ascending, each once), their divisors and what is subtracted from each.
+
+        ``subtract = fl(fl(fl(frequency * count) + presence) - bias)``, the first two only for
+        tokens of the answer, the last only for biased ones.
+        """
+        answered = self._answer if self._repeats or self._counts_answer else Counter[int]()
+        answer_ids = np.fromiter(answered.keys(), np.int64, len(answered))
+        counts = np.fromiter(answered.values(), np.float32, len(answered))
+        ids = np.unique(np.concatenate([self._prompt_ids, answer_ids, self._bias_ids]))
+        subtract = np.zeros(ids.size, np.float32)
+        by_frequency = flush_to_zero(self._frequency * counts)
+        subtract[np.searchsorted(ids, answer_ids)] = flush_to_zero(by_frequency + self._presence)
+        biased = np.searchsorted(ids, self._bias_ids)
+        subtract[biased] = flush_to_zero(subtract[biased] - self._biases)
+        repetition = np.ones(ids.size, np.float32)
+        repetition[np.searchsorted(ids, self._prompt_ids)] = self._repetition
+        repetition[np.searchsorted(ids, answer_ids)] = self._repetition
+        return ids.astype(np.int32), repetition, subtract
+
+
+# --- filters and the draw ----------------------------------------------------------------------
+
+
+def draw(weights: Weights, params: SamplingParams, random: int) -> int:
+    """Return the token that 64 random bits choose.
+
+    Args:
+        weights: [V] of `Ops.token_weights`; the greatest is 2^32.
+        random: 64 bits.
+
+    Raises:
+        ValueError: no weight is positive, which no lane may return.
+    """
+    ids, kept = keep(weights, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    prefix = np.cumsum(kept, dtype=np.uint64)
+    total = int(prefix[-1])
+    if total == 0:
+        raise ValueError("every token has weight 0; the greatest must have 2^32")
+    chosen = int(np.searchsorted(prefix, np.uint64(random * total >> 64), side="right"))
+    return chosen if ids is None else int(ids[chosen])
+
+
+def keep(weights: Weights, *, top_k: int, top_p: float, min_p: float) -> tuple[Ids | None, Weights]:
+    """Return ids (None: all) and weights that pass top-k, then top-p, then min-p, ids ascending.
+
+    Tokens rank by weight, greatest first, the lower id first among equals. Top-k keeps the
+    first k. Top-p keeps the shortest beginning of the rest whose sum reaches p times the
+    rest's sum, at least one token. Min-p drops weights below p times the greatest.
+    """
+    ids: Ids | None = None
+    if top_k:
+        ids, weights = _cut(ids, weights, _boundary(weights, top_k, by_count=True))
+    if top_p < 1:
+        goal = max(1, _ceil_product(top_p, int(weights.sum(dtype=np.uint64))))
+        ids, weights = _cut(ids, weights, _boundary(weights, goal, by_count=False))
+    if min_p > 0:
+        floor = _ceil_product(min_p, int(weights.max()))
+        ids, weights = _select(ids, weights, np.flatnonzero(weights >= np.uint64(floor)))
+    return ids, weights
+
+
+def _ceil_product(share: float, total: int) -> int:
+    """Return ceil(share * total) exactly: an integer reaches the product when it reaches this."""
+    numerator, denominator = float(flush_to_zero(np.array(share, np.float32))).as_integer_ratio()
+    return -(-numerator * total // denominator)
+
+
+def _select(ids: Ids | None, weights: Weights, chosen: Ids) -> tuple[Ids, Weights]:
+    return (chosen if ids is None else ids[chosen]), weights[chosen]
+
+
+def _cut(ids: Ids | None, weights: Weights, boundary: tuple[int, int] | None) -> tuple[Ids | None, Weights]:
+    """Keep weights above the boundary value and the first `ties` that equal it."""
+    if boundary is None:
+        return ids, weights
+    value, ties = boundary
+    chosen = np.flatnonzero(weights >= np.uint64(value))
+    surplus = np.flatnonzero(weights[chosen] == np.uint64(value))[ties:]
+    return _select(ids, weights, np.delete(chosen, surplus))
+
+
+def _boundary(weights: Weights, goal: int, *, by_count: bool) -> tuple[int, int] | None:
+    """Find the shortest beginning, by rank, that measures at least `goal`.
+
+    The measure is the number of tokens or the sum of their weights. A sort of 262,144 weights
+    would take longer than the model's last layer, so the search narrows by value and sorts
+    only what is left.
+
+    Returns:
+        The last kept weight and how many weights equal to it are kept; None: everything is.
+    """
+
+    def measure(part: Weights) -> int:
+        return part.size if by_count else int(part.sum(dtype=np.uint64))
+
+    low, high = 1 << 32, (1 << 32) + 1
+    part = _between(weights, low, high)
+    while measure(part) < goal:
+        if low == 1:
+            return None
+        # What is at least `low` falls short of the goal: all of it stays.
+        goal -= measure(part)
+        low, high = max(low >> 4, 1), low
+        part = _between(weights, low, high)
+    while part.size > _SORTABLE and high - low > 1:
+        middle = (low + high) // 2
+        upper = _between(part, middle, high)
+        reached = measure(upper)
+        if reached >= goal:
+            part, low = upper, middle
+        else:
+            part, high, goal = _between(part, low, middle), middle, goal - reached
+    if high - low == 1:
+        return low, goal if by_count else -(-goal // low)
+    ranked = np.sort(part)[::-1]
+    sums = np.arange(1, ranked.size + 1, dtype=np.uint64) if by_count else np.cumsum(ranked, dtype=np.uint64)
+    last = int(np.searchsorted(sums, np.uint64(goal), side="left"))
+    value = int(ranked[last])
+    return value, last + 1 - int(np.count_nonzero(ranked > np.uint64(value)))
+
+
+def _between(weights: Weights, low: int, high: int) -> Weights:
+    # `compress`, since indexing with a mask takes three times as long.
+    return np.compress((weights >= np.uint64(low)) & (weights < np.uint64(high)), weights)

@@ -1,0 +1,98 @@
+"""A loaded model with its cache and engine: what a backend serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mens_core.config import ModelConfig, parse_config
+from mens_core.engine import Engine
+from mens_core.kv_plan import KvPlan, plan_kv_cache
+from mens_core.models.load import LoadedModel, Progress, load
+from mens_core.numerics import NUMERICS_VERSION
+from mens_core.ops import Ops
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
+from vox_plugin_api.messages import LoadModelParams, LoadResult, TensorsReport
+
+__all__ = ["LaneFactory", "Served", "load_served"]
+
+LaneFactory = Callable[[LoadModelParams], Ops]
+"""Makes a lane for one model: threads and numerics are in the parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model in service."""
+
+    ops: Ops
+    loaded: LoadedModel
+    engine: Engine
+    result: LoadResult
+    observation: dict[str, Any]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.loaded.model.config
+
+
+def load_served(
+    params: LoadModelParams, make_lane: LaneFactory, *, default_kv_bytes: int
+) -> Generator[Progress, None, Served]:
+    """Open, check and load a model directory, yielding after each layer.
+
+    The cache is planned before a weight is read, so what can't fit fails in milliseconds.
+
+    Raises:
+        BackendError: the directory, its config, its weights or the memory are not right.
+    """
+    started = time.perf_counter()
+    path = Path(params.model_dir)
+    try:
+        config = parse_config(read_json_object(path / "config.json"), source=str(path / "config.json"))
+        plan = plan_kv_cache(config, params, default_bytes=default_kv_bytes)
+        checkpoint = Checkpoint.open(path)
+        opened = time.perf_counter()
+        ops = make_lane(params)
+        loaded = yield from load(config, checkpoint, ops)
+        checkpoint.close()
+    except CheckpointError as error:
+        raise BackendError(error.code, error.message, facts=error.facts, remedy=error.remedy) from error
+    weights_read = time.perf_counter()
+    engine = Engine(
+        ops,
+        loaded.model,
+        loaded.model.new_cache(plan.blocks),
+        vocab_size=config.vocab_size,
+        context_length=plan.context_length,
+        blocks=plan.blocks,
+        max_sequences=params.max_sequences,
+    )
+    observation = {
+        "open_s": opened - started,
+        "weights_s": weights_read - opened,
+        "load_s": time.perf_counter() - started,
+        "kv_cache": plan.as_facts(),
+        "lane": ops.facts(),
+    }
+    return Served(ops, loaded, engine, _report(params, loaded, plan), observation)
+
+
+def _report(params: LoadModelParams, loaded: LoadedModel, plan: KvPlan) -> LoadResult:
+    config = loaded.model.config
+    return LoadResult(
+        architecture=config.architecture,
+        model_digest=params.model_digest,
+        numerics=params.numerics,
+        numerics_version=NUMERICS_VERSION,
+        parameters=loaded.plan.parameters,
+        layers=config.layers,
+        vocab_size=config.vocab_size,
+        context_length=plan.context_length,
+        model_context_length=config.context_length,
+        tensors=TensorsReport(used=list(loaded.plan.used), unused=list(loaded.plan.unused)),
+        warnings=[*loaded.notes, *plan.warnings],
+    )

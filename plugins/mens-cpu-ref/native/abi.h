@@ -1,0 +1,92 @@
+// The C ABI of libvox_cpu. Plain pointers and numbers, row-major f32, no allocation that a
+// caller must free, no exception, no global state but the thread pool and the chosen ISA.
+//
+// Every operator returns 0, or 1 + the index of the first row whose output is not finite, or one
+// of the negative codes below. `ref_<op>` is the scalar reference with the signature of `vox_<op>`;
+// it defines the bits.
+#pragma once
+#include <stdint.h>
+
+#define VOX_ABI_VERSION 1
+#if defined(__GNUC__)
+#define VOX_API __attribute__((visibility("default")))
+#else
+#define VOX_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// --- the library ---------------------------------------------------------------------------
+VOX_API int vox_abi_version(void);
+// "avx2", "avx512" or "neon"; "" where this machine is below x86-64-v3: no operator may be called.
+VOX_API const char* vox_isa(void);
+// Choose an instruction set for tests; "" goes back to the best. -1: not on this machine.
+VOX_API int vox_force_isa(const char* name);
+VOX_API int vox_set_threads(int count);
+VOX_API int vox_threads(void);
+// How long an idle pool thread spins before it sleeps.
+VOX_API void vox_set_spin_us(int64_t microseconds);
+
+// --- operators -----------------------------------------------------------------------------
+// -1: no memory or thread to be had. -2: a token id, position or block number out of range;
+// nothing was written.
+#define VOX_OUT_OF_MEMORY (-1)
+#define VOX_OUT_OF_RANGE (-2)
+
+// Formats of float weights: 0 f32, 1 f16, 2 bf16. A packed weight has the bytes of its elements
+// with the number of outputs rounded up to 16; only functions of one prefix can read it;
+// `pack` returns 1 + the first output with a weight that is not finite.
+// Rows of a step: positions[rows], starts[sequences + 1], block_tables[sequences][blocks_per_sequence].
+// Rotary table: [slot][128 positions][2][pairs]; slots[block] is the slot of a block of positions, or -1.
+// KV cache of one layer: keys [blocks][kv_heads][head_dim][128], values [blocks][kv_heads][128][value_stride],
+// value_stride being head_dim rounded up to 16.
+#define VOX_OPERATORS(prefix)                                                                                 \
+  VOX_API int64_t prefix##_pack(int32_t format, const void* source, int64_t outputs, int64_t inputs,          \
+                                void* packed);                                                                \
+  VOX_API int64_t prefix##_widen(int32_t format, const void* source, int64_t elements, int32_t add_one,       \
+                                 float* out);                                                                 \
+  VOX_API int64_t prefix##_embed(int32_t format, const void* packed, int64_t outputs, int64_t inputs,         \
+                                 const int32_t* token_ids, int64_t rows, float scale, float* out);            \
+  VOX_API int64_t prefix##_linear(int32_t format, const void* packed, int64_t outputs, int64_t inputs,        \
+                                  const float* x, int64_t rows, float* out);                                  \
+  VOX_API int64_t prefix##_norm(const float* x, const float* weight, int64_t rows, int64_t heads,             \
+                                int64_t width, float eps, float* out);                                        \
+  VOX_API int64_t prefix##_rotary(const uint64_t* frequencies, int64_t pairs, uint64_t factor_low,            \
+                                  uint64_t factor_high, int64_t first_position, int64_t positions,            \
+                                  float* table);                                                              \
+  VOX_API int64_t prefix##_rope(const float* x, int64_t rows, int64_t heads, int64_t pairs,                   \
+                                const float* table, const int32_t* slots, int64_t slot_count,                 \
+                                const int32_t* positions, float* out);                                        \
+  VOX_API int64_t prefix##_kv_append(const float* k, const float* v, int64_t rows, int64_t kv_heads,          \
+                                     int64_t head_dim, const int32_t* positions, const int32_t* starts,       \
+                                     const int32_t* block_tables, int64_t sequences,                          \
+                                     int64_t blocks_per_sequence, int64_t blocks, float* keys, float* values); \
+  VOX_API int64_t prefix##_attention(const float* q, int64_t rows, int64_t heads, int64_t kv_heads,           \
+                                     int64_t head_dim, const int32_t* positions, const int32_t* starts,       \
+                                     const int32_t* block_tables, int64_t sequences,                          \
+                                     int64_t blocks_per_sequence, int64_t blocks, const float* keys,          \
+                                     const float* values, float scale, int64_t window, float softcap,         \
+                                     float* out);                                                             \
+  VOX_API int64_t prefix##_add(const float* a, const float* b, int64_t rows, int64_t width, float* out);      \
+  VOX_API int64_t prefix##_silu_gate(const float* gate, const float* up, int64_t rows, int64_t width,         \
+                                     float* out);                                                             \
+  VOX_API int64_t prefix##_gelu_gate(const float* gate, const float* up, int64_t rows, int64_t width,         \
+                                     float* out);                                                             \
+  VOX_API int64_t prefix##_softcap(const float* x, int64_t rows, int64_t width, float cap, float* out);       \
+  VOX_API int64_t prefix##_penalise(float* logits, int64_t width, const int32_t* token_ids, int64_t count,    \
+                                    const float* repetition, const float* subtract);                          \
+  VOX_API int64_t prefix##_argmax(const float* x, int64_t rows, int64_t width, int32_t* out);                 \
+  VOX_API int64_t prefix##_token_weights(const float* x, int64_t width, float temperature, uint64_t* out);    \
+  VOX_API int64_t prefix##_log_normaliser(const float* x, int64_t rows, int64_t width, float* out);           \
+  /* Elementary functions, for tests: 0 exp, 1 log, 2 silu, 3 gelu, 4 tanh. */                                \
+  VOX_API int64_t prefix##_function(int32_t which, const float* x, int64_t elements, float* out);
+
+VOX_OPERATORS(vox)
+VOX_OPERATORS(ref)
+#undef VOX_OPERATORS
+
+#ifdef __cplusplus
+}
+#endif

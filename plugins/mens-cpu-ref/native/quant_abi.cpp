@@ -1,0 +1,76 @@
+// The C ABI of the quantised operators: shapes checked, a task for the pool out.
+#include "quant_abi.h"
+
+#include "quant_formats.h"
+#include "quant_kernels.h"
+#include "quant_pack.h"
+
+namespace {
+
+const vox::PerIsa<vox::QuantKernels> kQuant = {{
+#if defined(VOX_HAS_AVX2)
+    &vox::avx2::quant_kernels, &vox::avx512::quant_kernels, nullptr,
+#else
+    nullptr, nullptr, &vox::neon::quant_kernels,
+#endif
+}};
+
+bool is_possible(int32_t format, int64_t rows, int64_t columns) {
+  const int32_t block = vox::quant::layout_of(format).block;
+  return block != 0 && rows > 0 && columns > 0 && columns % block == 0;
+}
+
+int64_t groups_of(int64_t rows) { return (rows + vox::quant::kGroupRows - 1) / vox::quant::kGroupRows; }
+
+}  // namespace
+
+extern "C" {
+
+int64_t vox_quant_packed_bytes(int32_t format, int64_t rows, int64_t columns) {
+  if (!is_possible(format, rows, columns)) return -1;
+  const vox::quant::Layout layout = vox::quant::layout_of(format);
+  return groups_of(rows) * vox::quant::group_bytes(layout, columns / layout.block);
+}
+
+int64_t vox_quant_file_bytes(int32_t format, int64_t rows, int64_t columns) {
+  if (!is_possible(format, rows, columns)) return -1;
+  const vox::quant::Layout layout = vox::quant::layout_of(format);
+  return rows * (columns / layout.block) * layout.file_bytes;
+}
+
+int64_t vox_quant_activation_bytes(int32_t block, int64_t rows, int64_t columns) {
+  if ((block != 32 && block != 256) || rows <= 0 || columns <= 0 || columns % block != 0) return -1;
+  return vox::quant::activation_bytes(block, rows, columns);
+}
+
+int64_t vox_quant_pack(int32_t format, const uint8_t* file, int64_t rows, int64_t columns, uint8_t* packed) {
+  const vox::quant::PackTask task = {format, file, rows, columns, packed};
+  return vox::run({vox::quant::pack_part, &task, groups_of(rows), columns * vox::quant::kGroupRows / 2});
+}
+
+int64_t vox_quant_activations(int32_t block, const float* x, int64_t rows, int64_t columns, uint8_t* activations) {
+  const vox::quant::ActivationTask task = {block, x, rows, columns, reinterpret_cast<int8_t*>(activations),
+                                           activations + vox::quant::activation_codes_bytes(rows, columns)};
+  const int64_t panels = (rows + vox::quant::kPanelRows - 1) / vox::quant::kPanelRows;
+  return vox::run({kQuant.active().activations, &task, panels, columns});
+}
+
+int64_t vox_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,
+                         const uint8_t* activations, int64_t rows, float* y) {
+  const vox::quant::LinearTask task = {format, packed, outputs, columns, reinterpret_cast<const int8_t*>(activations),
+                                       activations + vox::quant::activation_codes_bytes(rows, columns), rows, y};
+  const int64_t spans = (rows + vox::quant::kRowsPerPart - 1) / vox::quant::kRowsPerPart;
+  const int64_t rows_per_part = rows < vox::quant::kRowsPerPart ? rows : vox::quant::kRowsPerPart;
+  // One group is read at some 10 bytes per nanosecond, and each row costs 32 operations a column at some 200.
+  const int64_t nanoseconds = columns * (16 + 2 * rows_per_part) / 16;
+  return vox::run({kQuant.active().linear, &task, spans * groups_of(outputs), nanoseconds});
+}
+
+int64_t vox_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int64_t columns, const int32_t* ids,
+                       int64_t count, float scale, float* out) {
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= rows) return VOX_OUT_OF_RANGE;
+  const vox::quant::RowsTask task = {format, packed, columns, ids, scale, out};
+  return vox::run({vox::quant::rows_part, &task, count, columns * 2});
+}
+}

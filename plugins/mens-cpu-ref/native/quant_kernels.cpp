@@ -1,0 +1,16 @@
+// Compiled once per instruction set: everything in here lives in vox::<isa>.
+#include "quant_kernels.h"
+
+#include "quant_activations.h"
+#include "quant_linear.h"
+
+namespace vox {
+namespace VOX_ISA {
+
+const QuantKernels quant_kernels = {
+    quant_linear_part,
+    quantise_part,
+};
+
+}  // namespace VOX_ISA
+}  // namespace vox

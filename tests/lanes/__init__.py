@@ -1,0 +1,1 @@
+"""Lanes and batches for tests: small, plain and independent of any shipped lane."""

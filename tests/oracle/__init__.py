@@ -1,0 +1,1 @@
+"""Judges from outside: code that shares nothing with the models it judges."""
