@@ -1,4 +1,4 @@
-"""Write the facts of docs/protocol.md that the code states: `python tests/protocol/render_protocol_doc.py`."""
+"""Write the facts of docs/protocol.md that the code states, when run."""
 
 from __future__ import annotations
 
