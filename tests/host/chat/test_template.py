@@ -22,7 +22,11 @@ def template():
     made: list[ChatTemplate] = []
 
     def make(source: str, **changes) -> ChatTemplate:
-        values = {"name": 'model "m"', "special_tokens": {"bos_token": "<s>"}, "protect": ["<s>", "<|im_end|>"]}
+        values = {
+            "name": 'model "m"',
+            "special_tokens": {"bos_token": "<s>"},
+            "protect": ["<s>", "<|im_end|>"],
+        }
         made.append(ChatTemplate(source, **{**values, **changes}))
         return made[-1]
 
@@ -92,9 +96,13 @@ def test_templates_know_what_published_ones_use(template):
         "{%- endfor %}{{ tools | tojson }}{{ strftime_now('%Y')|length }}{{ enable_thinking }}"
         "{{ {'a': '<é>'} | tojson(indent=None) }}{{ add_generation_prompt }}"
     )
-    text = template(source).render(
-        [{"role": "user", "content": " <b> é "}], tools=[{"n": "ü"}], variables={"enable_thinking": False}
-    ).text
+    text = (
+        template(source)
+        .render(
+            [{"role": "user", "content": " <b> é "}], tools=[{"n": "ü"}], variables={"enable_thinking": False}
+        )
+        .text
+    )
     assert text == '<s>user:<b> é;[{"n": "ü"}]4False{"a": "<é>"}True'
 
 
