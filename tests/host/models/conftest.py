@@ -97,7 +97,7 @@ def byte_level(texts):
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=700,
+        vocab_size=701,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
@@ -126,12 +126,12 @@ def tensor_names():
 
 
 BLOCK_TYPES = [
+    gguf.GGMLQuantizationType.Q6_K,
+    gguf.GGMLQuantizationType.Q5_K,
+    gguf.GGMLQuantizationType.Q4_K,
     gguf.GGMLQuantizationType.Q8_0,
     gguf.GGMLQuantizationType.Q5_0,
     gguf.GGMLQuantizationType.Q4_0,
-    gguf.GGMLQuantizationType.Q4_K,
-    gguf.GGMLQuantizationType.Q5_K,
-    gguf.GGMLQuantizationType.Q6_K,
 ]
 
 
@@ -160,7 +160,8 @@ def write_gguf(sentencepiece, byte_level):
             add = writer.add_string if isinstance(value, str) else writer.add_uint32
             add(key, value)
         matrices, vectors = tensor_names()
-        matrices.append(("token_embd", rows, HIDDEN))
+        # First and with an odd number of rows: what follows it lies unaligned.
+        matrices.insert(0, ("token_embd", rows, HIDDEN))
         if head:
             matrices.append(("output", rows, HIDDEN))
         if architecture == "gemma3":
@@ -169,9 +170,6 @@ def write_gguf(sentencepiece, byte_level):
                 vectors += [(name, HIDDEN) for name in names]
         vectors += [(name, HIDDEN) for name in extra]
         written = {}
-        for name, length in vectors:
-            if name not in drop:
-                written[f"{name}.weight"] = ("F32", generator.standard_normal(length).astype(np.float32))
         for i, (name, count, columns) in enumerate(matrices):
             if name in drop:
                 continue
@@ -179,6 +177,9 @@ def write_gguf(sentencepiece, byte_level):
             block, size = gguf.GGML_QUANT_SIZES[kind]
             data = generator.integers(0, 256, (count, columns // block * size), dtype=np.uint8)
             written[f"{name}.weight"] = (kind.name, data)
+        for name, length in vectors:
+            if name not in drop:
+                written[f"{name}.weight"] = ("F32", generator.standard_normal(length).astype(np.float32))
         for name, (kind, data) in written.items():
             raw = None if kind == "F32" else gguf.GGMLQuantizationType[kind]
             writer.add_tensor(name, data, raw_dtype=raw)

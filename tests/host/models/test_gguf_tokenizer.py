@@ -190,9 +190,9 @@ def test_qwen_gives_the_original_ids_through_gguf(tmp_path, texts, golden, add_b
 
 def test_padding_tokens_of_the_matrix_are_no_tokens_of_the_text(tmp_path, byte_level, add_byte_level):
     values = read_back(tmp_path, lambda writer: add_byte_level(writer, byte_level))
-    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], "[PAD700]"]
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], "[PAD701]"]
     values["tokenizer.ggml.token_type"] = [*values["tokenizer.ggml.token_type"], 5]
-    assert tokenizer_of(values).token_to_id("[PAD700]") is None
+    assert tokenizer_of(values).token_to_id("[PAD701]") is None
 
 
 def test_every_id_that_ends_an_answer_is_known(tmp_path, byte_level, add_byte_level):

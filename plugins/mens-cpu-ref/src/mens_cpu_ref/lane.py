@@ -58,8 +58,9 @@ class KvCache:
 class CpuOps(Ops):
     """The operator contract over native functions (`library.Library.kernels` or `.reference`)."""
 
-    def __init__(self, functions: Mapping[str, Function]) -> None:
+    def __init__(self, functions: Mapping[str, Function], *, facts: Mapping[str, Any] | None = None) -> None:
         self._functions = functions
+        self._facts = dict(facts or {})
         self._faults: list[Fault] = []
         self._index = AddressCache()
         # Looked up once: a step calls these hundreds of times.
@@ -134,6 +135,10 @@ class CpuOps(Ops):
             return []
         taken, self._faults = self._faults, []
         return taken
+
+    def facts(self) -> dict[str, Any]:
+        """Say which instruction set and how many threads, where the maker of the lane said so."""
+        return self._facts
 
     # --- operators ---------------------------------------------------------------------------
 
