@@ -9,8 +9,8 @@ import signal
 from dataclasses import replace
 
 import pytest
-from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 
+from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 from vox_host.app.compose import ModelOptions, open_model
 from vox_host.app.service import AnswerPiece
 from vox_host.errors import NoCandidateError, UsageError, VoxError, WorkerFailedError

@@ -13,6 +13,7 @@ import urllib.request
 
 import psutil
 import pytest
+
 from fixtures.scripted_home import command_line, run_command, scripted_home
 
 HELLO = list(b"Hello, wonderful world")

@@ -8,6 +8,7 @@ import json
 import math
 
 import pytest
+
 from fixtures.scripted_service import (
     BOS,
     CASES,

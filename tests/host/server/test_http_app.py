@@ -8,8 +8,8 @@ import json
 import time
 
 import pytest
-from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
 
+from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
 from vox_host.server.admission import Admission
 from vox_host.server.body import MAX_BODY_BYTES
 
@@ -53,7 +53,8 @@ async def test_a7_a_body_that_is_no_request_is_an_error_object(serving, case):
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"prompt": "a\xff"}', b'{"temperature": NaN}', b'{"seed": Infinity}', b'{"seed": ' + b"9" * 5000 + b"}",
+    [b'{"prompt": "a\xff"}', b'{"temperature": NaN}', b'{"seed": Infinity}',
+     b'{"seed": ' + b"9" * 5000 + b"}",
      b'{"a":' * 2000 + b"1" + b"}" * 2000, b'{"a":' * 70 + b"1" + b"}" * 70, b'{"prompt": "\\ud800"}',
      b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"\xef\xbb\xbf", b"{}garbage"],
     ids=lambda b: repr(b[:20]),
@@ -120,7 +121,8 @@ async def test_a7_other_methods_paths_models_sizes_and_types(serving):
         ("temperature", "hot"), ("temperature", -1), ("temperature", True), ("temperature", 1e400),
         ("top_p", 1.5), ("top_k", -2), ("min_p", []), ("n", 0), ("n", 129), ("n", 1.5), ("seed", 2**64),
         ("seed", "x"), ("max_tokens", -1), ("max_tokens", "9"), ("stream", "yes"), ("stop", 5),
-        ("presence_penalty", 3), ("logit_bias", {"999": 1}), ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
+        ("presence_penalty", 3), ("logit_bias", {"999": 1}),
+        ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
         ("logit_bias", []), ("stream_options", 1), ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}), ("response_format", "json"),
         ("tool_choice", "required"), ("functions", [{}]), ("grammar", "root ::= x"), ("min_tokens", 3),
@@ -147,10 +149,12 @@ async def test_fields_without_effect_and_unknown_ones_are_ignored(serving, path)
     client = await serving(make_service())
     body = {"messages": HELLO["messages"]} if path == CHAT else {"prompt": "x"}
     extra = {
-        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
+        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
+        "parallel_tool_calls": True,
         "reasoning_effort": "low", "verbosity": "low", "safety_identifier": "s", "prompt_cache_key": "k",
         "response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"], "best_of": 1,
-        "unheard_of": {"x": 1}, "temperature": None, "seed": None, "stop": None, "logit_bias": None, "n": None,
+        "unheard_of": {"x": 1}, "temperature": None, "seed": None, "stop": None, "logit_bias": None,
+        "n": None,
     }  # fmt: skip
     async with client.post(path, json={**body, **extra}) as response:
         assert response.status == 200, await response.text()
