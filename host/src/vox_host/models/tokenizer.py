@@ -134,7 +134,7 @@ class Tokenizer:
             PromptTooLong: it has more than `limit` tokens.
         """
         if limit is not None:
-            self._give_up_early(text, limit)
+            self.check_length(text, limit)
         ids = self._encode(text, add_special_tokens=add_special_tokens)
         # A prompt that spells the BOS itself gets no second one from the post-processor.
         if add_special_tokens and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
@@ -153,7 +153,7 @@ class Tokenizer:
             PromptTooLong: it has more than `limit` tokens.
         """
         if limit is not None:
-            self._give_up_early(text, limit)
+            self.check_length(text, limit)
         ids: list[int] = []
         for piece, positions in self._pieces(text, protected):
             if positions:
@@ -183,8 +183,12 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _give_up_early(self, text: str, limit: int) -> None:
-        """Raise if the text is certainly too long, having encoded little more than `limit` tokens of it."""
+    def check_length(self, text: str, limit: int) -> None:
+        """Encode little more than `limit` tokens of a long text, to find out if it can't fit.
+
+        Raises:
+            PromptTooLong: it can't.
+        """
         if len(text) <= 2 * _SLICE_CHARS:
             return
         count = 0
