@@ -24,9 +24,13 @@ def main() -> int:
     build = HERE / "build" / "native"
     build.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **compiler_environment(build)}
-    cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    cmake = shutil.which(
+        "cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
     if cmake is None:
-        print("error: cmake is not installed; nothing was built. Run: python -m pip install cmake ninja", file=sys.stderr)
+        sys.stderr.write(
+            "error: cmake is not installed; nothing was built. Run: python -m pip install cmake ninja\n"
+        )
         return 2
     output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={HERE / 'src' / 'mens_cpu_ref'}"
     commands = (
@@ -36,7 +40,7 @@ def main() -> int:
     for command in commands:
         done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            print(done.stdout, file=sys.stderr)
+            sys.stderr.write(done.stdout)
             return 1
     return 0
 

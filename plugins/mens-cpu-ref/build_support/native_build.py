@@ -19,12 +19,17 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
 
 Settings = Mapping[str, Any] | None
 
 build_sdist = _scikit.build_sdist
 get_requires_for_build_sdist = _scikit.get_requires_for_build_sdist
+# Without these pip would build the whole wheel twice, once for its metadata.
+prepare_metadata_for_build_editable = _scikit.prepare_metadata_for_build_editable
+prepare_metadata_for_build_wheel = _scikit.prepare_metadata_for_build_wheel
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -37,7 +42,9 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
     return [*_scikit.get_requires_for_build_editable(config_settings), *_compiler_requirement()]
 
 
-def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
     """Build the wheel, native library included."""
     with _compiler():
         return _scikit.build_wheel(wheel_directory, config_settings, metadata_directory)

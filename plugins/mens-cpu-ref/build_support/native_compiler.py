@@ -35,6 +35,8 @@ def compiler_environment(folder: Path) -> dict[str, str]:
     script = folder / "zig-c++"
     # Without a named CPU zig compiles for the machine it runs on; the library chooses at run time.
     cpu = "x86_64" if platform.machine() in ("x86_64", "AMD64") else "generic"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -mcpu={cpu} "$@"\n', encoding="utf-8")
+    script.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -mcpu={cpu} "$@"\n', encoding="utf-8"
+    )
     script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return {"CXX": str(script)}

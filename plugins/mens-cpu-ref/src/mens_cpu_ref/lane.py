@@ -170,9 +170,7 @@ class CpuOps(Ops):
         if columns != weight.columns:
             raise ValueError(f"{name}: x [{rows}, {columns}] does not fit [{weight.rows}, {weight.columns}]")
         out = new_rows(rows, weight.rows)
-        code = self._linear(
-            weight.number, weight.address, weight.rows, columns, x.address, rows, out.address
-        )
+        code = self._linear(weight.number, weight.address, weight.rows, columns, x.address, rows, out.address)
         return out if code == 0 else self._checked(code, out, name)
 
     def linear_many(
@@ -187,7 +185,9 @@ class CpuOps(Ops):
                 continue
             codes = activations.get(weight.block)
             if codes is None:
-                codes = activations[weight.block] = quantised.quantise(self._functions, x.values, weight.block)
+                codes = activations[weight.block] = quantised.quantise(
+                    self._functions, x.values, weight.block
+                )
             values, code = quantised.linear(self._functions, codes, weight)
             outputs.append(self._checked(code, Rows(values), name))
         return outputs
@@ -227,7 +227,9 @@ class CpuOps(Ops):
         index, width = self._index, cache.kv_heads * cache.head_dim
         rows = len(batch.positions)
         if k.values.shape != (rows, width) or v.values.shape != (rows, width):
-            raise ValueError(f"layer {layer}: k {k.values.shape}, v {v.values.shape} are not [{rows}, {width}]")
+            raise ValueError(
+                f"layer {layer}: k {k.values.shape}, v {v.values.shape} are not [{rows}, {width}]"
+            )
         sequences, blocks_per_sequence = batch.block_tables.shape
         code = self._kv_append(
             k.address,
@@ -253,7 +255,11 @@ class CpuOps(Ops):
         """Causal attention over the KV blocks of each row's sequence."""
         index = self._index
         rows, width = q.values.shape
-        if (width, spec.kv_heads, spec.head_dim) != (spec.heads * spec.head_dim, cache.kv_heads, cache.head_dim):
+        if (width, spec.kv_heads, spec.head_dim) != (
+            spec.heads * spec.head_dim,
+            cache.kv_heads,
+            cache.head_dim,
+        ):
             raise ValueError(f"{name}: q [{rows}, {width}] and the cache do not fit {spec}")
         sequences, blocks_per_sequence = batch.block_tables.shape
         out = new_rows(rows, width)
@@ -323,7 +329,12 @@ class CpuOps(Ops):
         factors = np.ascontiguousarray(repetition, np.float32)
         offsets = np.ascontiguousarray(subtract, np.float32)
         code = self._functions["penalise"](
-            address_of(logits.values[row]), width, address_of(ids), len(ids), address_of(factors), address_of(offsets)
+            address_of(logits.values[row]),
+            width,
+            address_of(ids),
+            len(ids),
+            address_of(factors),
+            address_of(offsets),
         )
         if code > 0:
             self._faults.append(Fault("penalise", (row,)))
