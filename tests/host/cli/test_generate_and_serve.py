@@ -156,6 +156,18 @@ def test_serve_answers_and_leaves_nothing_behind_when_told_to_stop(home_and_comm
         assert alive == []
 
 
+def test_an_answer_in_flight_may_finish_when_the_server_is_told_to_stop(home_and_command):
+    command, environment = home_and_command({"token_s": 0.05})
+    with served(command, environment) as (process, url):
+        body = json.dumps({"prompt": "x", "max_tokens": 22, "temperature": 0, "stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert process.wait(timeout=10) == 0
+
+
 def test_a_killed_host_leaves_no_process_after_two_seconds(home_and_command):
     command, environment = home_and_command()
     with served(command, environment) as (process, url):

@@ -107,6 +107,17 @@ def test_t6_no_pair_of_messages_can_forge_markup(first, second):
     assert bytes(ids[1:-1]).decode() == first + second
 
 
+def test_protected_text_has_the_tokens_of_plain_text():
+    """No cut inside it, so that words the tokenizer knows stay whole."""
+    alphabet = {character: n for n, character in enumerate("<|end>x")}
+    core = tokenizers.Tokenizer(
+        models.BPE(vocab={**alphabet, "<|": 7, "<|e": 8}, merges=[("<", "|"), ("<|", "e")])
+    )
+    core.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    tokenizer = Tokenizer(core, bos_id=None, eos_ids=frozenset(), special_names={}, chat_template=None)
+    assert tokenizer.encode_markup("<|end|>x<|end|>", [8]) == [9, 6, 8, 3, 4, 1, 5]
+
+
 def test_markup_without_protected_places_is_encoded_as_the_library_does():
     tokenizer = Tokenizer.load(TINY)
     text = "<s> <|im_start|> user : hello <|im_end|>"
