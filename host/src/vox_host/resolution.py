@@ -231,6 +231,8 @@ def _judge(
             if outcome.plugin_id == candidate.plugin_id and outcome.stage == stage:
                 return replace(outcome, version=candidate.version)
         return _record(candidate, stage, "not-tried", "not-tried", "not started yet")
+    if candidate.manifest is None and problem is not None:
+        return _record(candidate, stage, "not-tried", "not-read", f"not read: {problem.code}")
     if candidate.manifest is None:
         # A candidate without manifest and without a problem that says why can't be judged.
         return _record(candidate, stage, "failed", "manifest-missing", "no manifest was read")
@@ -370,7 +372,7 @@ def _lack(machine: Machine, device: Device, requirement: Requirement) -> str | N
     try:
         return None if requirement.accepts(value) else f"{feature} {value}"
     except ValueError:
-        return f"{feature} {value!r}, which is not a version"
+        return f"{feature} {value}, which is not a version"
 
 
 def _why_degraded(

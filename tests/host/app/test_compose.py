@@ -9,8 +9,8 @@ import signal
 from dataclasses import replace
 
 import pytest
-from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 
+from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 from vox_host.app.compose import ModelOptions, open_model
 from vox_host.app.service import AnswerPiece
 from vox_host.errors import NoCandidateError, UsageError, VoxError, WorkerFailedError
@@ -31,15 +31,26 @@ def params(tokens: int = 22) -> m.GenerateParams:
 
 
 async def test_an_open_model_answers_and_says_what_it_is(tmp_path):
-    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "warnings": ["a warning of the load"]}))
+    settings = Settings(
+        home=scripted_home(tmp_path, {"tokens": HELLO, "warnings": ["a warning of the load"]})
+    )
     said, warned = [], []
     async with open_model(
-        settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)], progress=said.append, warn=warned.append
+        settings,
+        options(),
+        MACHINE,
+        candidates=[scripted_candidate(tmp_path)],
+        progress=said.append,
+        warn=warned.append,
     ) as opened:
         answer = await opened.service.collect(params())
         assert answer.text == "Hello, wonderful world"
         info = opened.service.info
-        assert (info.name, info.plugin_id, info.lane) == ("tiny", "vox-scripted", opened.resolution.chosen.lane)
+        assert (info.name, info.plugin_id, info.lane) == (
+            "tiny",
+            "vox-scripted",
+            opened.resolution.chosen.lane,
+        )
         assert (info.context_length, info.vocab_size, info.numerics) == (512, 260, "canonical")
         assert info.created == 1767323045
         assert opened.service.health().is_ready
@@ -123,9 +134,7 @@ async def test_the_real_reason_is_shown_when_nothing_is_left_to_try(tmp_path):
 
 async def test_a_worker_killed_in_mid_stream_is_a_typed_error_at_once_and_the_next_request_works(tmp_path):
     settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "token_s": 0.02}))
-    async with open_model(
-        settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]
-    ) as opened:
+    async with open_model(settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]) as opened:
         service = opened.service
         with pytest.raises(WorkerFailedError) as caught:
             async with contextlib.aclosing(service.answer(params(400))) as items, asyncio.timeout(5):
@@ -145,9 +154,7 @@ async def test_a_worker_killed_in_mid_stream_is_a_typed_error_at_once_and_the_ne
 
 async def test_closing_an_answer_cancels_it_in_the_worker(tmp_path):
     settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "token_s": 0.01}))
-    async with open_model(
-        settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]
-    ) as opened:
+    async with open_model(settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]) as opened:
         async with contextlib.aclosing(opened.service.answer(params(400))) as items:
             async for _ in items:
                 break
@@ -158,7 +165,9 @@ async def test_closing_an_answer_cancels_it_in_the_worker(tmp_path):
         assert ended[0] < 10
 
 
-async def test_a_template_that_does_not_compile_is_reported_at_load_with_its_line_and_completions_work(tmp_path):
+async def test_a_template_that_does_not_compile_is_reported_at_load_with_its_line_and_completions_work(
+    tmp_path,
+):
     settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}, template="\n{% for m in messages %}"))
     warned: list[str] = []
     async with open_model(

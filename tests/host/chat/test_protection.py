@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +55,10 @@ def test_unmarking_gives_back_exactly_what_was_said(texts):
     protector = Protector(SPECIALS)
     marked, mark = protector.protect(texts)
     assert protector.unmark("|".join(marked), mark).text == "|".join(texts)
+
+
+def test_a_long_forgery_is_marked_in_linear_time():
+    protector = Protector(SPECIALS)
+    began = time.perf_counter()
+    protector.protect(["<|im_end|>" * 100_000])
+    assert time.perf_counter() - began < 5

@@ -22,7 +22,11 @@ def template():
     made: list[ChatTemplate] = []
 
     def make(source: str, **changes) -> ChatTemplate:
-        values = {"name": 'model "m"', "special_tokens": {"bos_token": "<s>"}, "protect": ["<s>", "<|im_end|>"]}
+        values = {
+            "name": 'model "m"',
+            "special_tokens": {"bos_token": "<s>"},
+            "protect": ["<s>", "<|im_end|>"],
+        }
         made.append(ChatTemplate(source, **{**values, **changes}))
         return made[-1]
 
@@ -63,7 +67,7 @@ def test_t5_a_syntax_error_is_reported_at_load_with_its_line(template):
         "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i * j %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10 ** 10 }}",
         "{{ (10 ** 10) ** (10 ** 10) }}",
-        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{{ messages.__class__ }}{{ messages.__init__.__globals__ }}",
@@ -92,9 +96,13 @@ def test_templates_know_what_published_ones_use(template):
         "{%- endfor %}{{ tools | tojson }}{{ strftime_now('%Y')|length }}{{ enable_thinking }}"
         "{{ {'a': '<é>'} | tojson(indent=None) }}{{ add_generation_prompt }}"
     )
-    text = template(source).render(
-        [{"role": "user", "content": " <b> é "}], tools=[{"n": "ü"}], variables={"enable_thinking": False}
-    ).text
+    text = (
+        template(source)
+        .render(
+            [{"role": "user", "content": " <b> é "}], tools=[{"n": "ü"}], variables={"enable_thinking": False}
+        )
+        .text
+    )
     assert text == '<s>user:<b> é;[{"n": "ü"}]4False{"a": "<é>"}True'
 
 

@@ -13,6 +13,7 @@ import urllib.request
 
 import psutil
 import pytest
+
 from fixtures.scripted_home import command_line, run_command, scripted_home
 
 HELLO = list(b"Hello, wonderful world")
@@ -29,7 +30,18 @@ def home_and_command(tmp_path):
 
 def test_generate_prints_one_json_object_and_the_same_bytes_twice(home_and_command):
     command, environment = home_and_command()
-    arguments = ("generate", "--model", "tiny", "--prompt", "x", "--temperature", "0", "--max-tokens", "16", "--json")
+    arguments = (
+        "generate",
+        "--model",
+        "tiny",
+        "--prompt",
+        "x",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "16",
+        "--json",
+    )
     first = run_command(command, environment, *arguments)
     assert first.returncode == 0, first.stderr
     facts = json.loads(first.stdout)
@@ -44,7 +56,16 @@ def test_generate_prints_one_json_object_and_the_same_bytes_twice(home_and_comma
 def test_generate_takes_its_prompt_from_standard_input_and_stops_at_a_stop_text(home_and_command):
     command, environment = home_and_command()
     done = run_command(
-        command, environment, "generate", "--model", "tiny", "--temperature", "0", "--stop", " won", stdin=b"x"
+        command,
+        environment,
+        "generate",
+        "--model",
+        "tiny",
+        "--temperature",
+        "0",
+        "--stop",
+        " won",
+        stdin=b"x",
     )
     assert (done.returncode, done.stdout) == (0, b"Hello,\n")
 
@@ -74,7 +95,9 @@ def test_a_users_mistake_is_an_error_with_a_code_and_no_traceback(home_and_comma
 
 def test_a_worker_that_dies_gives_exit_status_5(home_and_command):
     command, environment = home_and_command({"at_token": {"3": "crash"}})
-    done = run_command(command, environment, "generate", "--model", "tiny", "--prompt", "x", "--temperature", "0")
+    done = run_command(
+        command, environment, "generate", "--model", "tiny", "--prompt", "x", "--temperature", "0"
+    )
     assert done.returncode == 5
     assert done.stdout.startswith(b"Hel")
     assert b"SIGKILL" in done.stderr and b"Traceback" not in done.stderr
@@ -82,7 +105,9 @@ def test_a_worker_that_dies_gives_exit_status_5(home_and_command):
 
 def test_chat_remembers_and_a_base_model_says_that_it_can_not(home_and_command):
     command, environment = home_and_command({"tokens": HELLO[:5], "end_after": 5})
-    done = run_command(command, environment, "chat", "--model", "tiny", "--temperature", "0", stdin=b"hi\nyou\n")
+    done = run_command(
+        command, environment, "chat", "--model", "tiny", "--temperature", "0", stdin=b"hi\nyou\n"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"Hello\nHello\n\n"
 
@@ -129,6 +154,18 @@ def test_serve_answers_and_leaves_nothing_behind_when_told_to_stop(home_and_comm
         assert process.wait(timeout=10) == 0
         _, alive = psutil.wait_procs(family, timeout=2)
         assert alive == []
+
+
+def test_an_answer_in_flight_may_finish_when_the_server_is_told_to_stop(home_and_command):
+    command, environment = home_and_command({"token_s": 0.05})
+    with served(command, environment) as (process, url):
+        body = json.dumps({"prompt": "x", "max_tokens": 22, "temperature": 0, "stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert process.wait(timeout=10) == 0
 
 
 def test_a_killed_host_leaves_no_process_after_two_seconds(home_and_command):

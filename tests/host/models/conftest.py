@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from fixtures import demo_model as demo_model_file
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.gguf_import import GgufSource
 from vox_host.models.gguf_tokenizer import QWEN2_WORDS
-from vox_host.settings import load_settings
+from vox_host.models.importing import import_model
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -36,32 +39,17 @@ def golden():
 @pytest.fixture(scope="session")
 def demo_gguf():
     """The demo model's GGUF file."""
-    path = os.environ.get("VOX_DEMO_GGUF")
-    if path is None:
-        pytest.skip("VOX_DEMO_GGUF does not name the demo model's GGUF file")
-    return Path(path)
+    return demo_model_file.demo_gguf()
 
 
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory):
-    """The demo model's directory: imported from VOX_DEMO_GGUF, else as `make demo` left it in the store."""
-    from vox_host.models.catalogue import Catalogue
-    from vox_host.models.gguf_import import GgufSource
-    from vox_host.models.importing import import_model
-
-    path = os.environ.get("VOX_DEMO_GGUF")
-    if path is not None:
-        store = Catalogue(tmp_path_factory.mktemp("store"))
-        source = GgufSource(Path(path))
-        yield import_model(
-            source, store, name="demo", accept_license=True, progress=lambda *_: None
-        ).model.path
-        shutil.rmtree(store.models_dir)
-        return
-    installed = load_settings().models_dir / "gemma-3-270m"
-    if not installed.is_dir():
-        pytest.skip("the demo model is neither named by VOX_DEMO_GGUF nor in the store")
-    yield installed
+def demo_model(demo_gguf, tmp_path_factory):
+    """The demo model's directory, as the import makes it."""
+    store = Catalogue(tmp_path_factory.mktemp("store"))
+    source = GgufSource(demo_gguf)
+    imported = import_model(source, store, name="demo", accept_license=True, progress=lambda *_: None)
+    yield imported.model.path
+    shutil.rmtree(store.models_dir)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import site
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,12 +100,8 @@ def write_toy_wheel(
         f"{module}/Plugin.toml": manifest if manifest is not None else manifest_text(plugin_id, version),
         **(files or {}),
     }
-    points = (
-        f"[vox_host.backends]\n{plugin_id} = {module}:make\n" if entry_points is None else entry_points
-    )
-    return write_wheel(
-        folder, plugin_id, version, contents, entry_points=points, requires=requires, tag=tag
-    )
+    points = f"[vox_host.backends]\n{plugin_id} = {module}:make\n" if entry_points is None else entry_points
+    return write_wheel(folder, plugin_id, version, contents, entry_points=points, requires=requires, tag=tag)
 
 
 def write_api_wheel(folder: Path) -> Path:
@@ -157,3 +156,12 @@ def an_nvidia(**changes: object) -> Device:
         **changes,
     }
     return Device.model_validate(values)
+
+
+def interpreter_that_sees(folder: Path, environment: Path) -> Path:
+    """Make an interpreter that sees a folder and the worker loop, as one environment would."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    paths = [folder, REPOSITORY / "plugin-api" / "src", *site.getsitepackages()]
+    (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
+    return environment / "bin" / "python"

@@ -258,7 +258,7 @@ def test_a_foreign_architecture_is_refused_in_one_sentence() -> None:
         (an_nvidia(compute_capability="7.5"), ["a GPU", "compute_capability 7.5"]),
         (an_nvidia(driver="470.1"), ["driver 470.1"]),
         (an_nvidia(driver=None), ["driver not reported"]),
-        (an_nvidia(driver="new"), ["driver 'new'"]),
+        (an_nvidia(driver="new"), ["driver new"]),
         (an_nvidia(is_visible=False), ["hidden by CUDA_VISIBLE_DEVICES"]),
     ],
 )
@@ -313,6 +313,12 @@ def test_auto_on_the_cpu_says_why_an_accelerator_plugin_was_not_used() -> None:
     assert "NVIDIA" in resolution.degraded_reason
 
 
+def test_a_broken_plugin_may_have_been_the_accelerator_so_auto_says_so() -> None:
+    resolution = resolve(Request(), a_machine(), [CPU, BROKEN])
+    assert resolution.failed == ("vox-broken",)
+    assert "plugin.protocol is missing" in str(resolution.degraded_reason)
+
+
 def test_auto_on_the_cpu_says_that_a_device_has_no_plugin() -> None:
     reason = resolve(Request(), a_machine(an_nvidia()), [CPU]).degraded_reason
     assert reason is not None
@@ -339,7 +345,7 @@ def a_failed_start(plugin_id: str, detail: str) -> StageRecord:
 
 def test_a_start_that_failed_makes_auto_go_on_and_say_so() -> None:
     outcome = a_failed_start("mens-torch-cuda", "ModuleNotFoundError: No module named 'x_native'")
-    resolution = resolve(Request(), a_machine(an_nvidia()), ALL, [outcome])
+    resolution = resolve(Request(), a_machine(an_nvidia()), [CPU, CUDA], [outcome])
     assert resolution.chosen is CPU
     assert resolution.failed == ("mens-torch-cuda",)
     assert "x_native" in str(resolution.degraded_reason)

@@ -8,6 +8,7 @@ import json
 import math
 
 import pytest
+
 from fixtures.scripted_service import (
     BOS,
     CASES,
@@ -237,7 +238,9 @@ async def test_t3_stops_across_tokens_are_the_same_everywhere(serving, row, path
     assert found == streamed == row["text"]
     assert finishes == {row["finish"]}
     stop_end = min(
-        "".join(row["chunks"]).index(stop) + len(stop) for stop in row["stop"] if stop in "".join(row["chunks"])
+        "".join(row["chunks"]).index(stop) + len(stop)
+        for stop in row["stop"]
+        if stop in "".join(row["chunks"])
     )
     generated = len("".join(row["chunks"])[:stop_end].encode())
     assert body["usage"]["completion_tokens"] == generated
@@ -304,7 +307,12 @@ async def test_d1_an_answer_does_not_depend_on_its_companions(serving):
     async def ask(streamed=False):
         if streamed:
             events = await stream(client, body)
-            logprobs = [lp for e in events if e["choices"][0]["logprobs"] for lp in e["choices"][0]["logprobs"]["tokens"]]
+            logprobs = [
+                lp
+                for e in events
+                if e["choices"][0]["logprobs"]
+                for lp in e["choices"][0]["logprobs"]["tokens"]
+            ]
             outcomes.add(hashlib.sha256(json.dumps(logprobs).encode()).hexdigest())
         else:
             _, answer = await post(client, body)
@@ -313,7 +321,8 @@ async def test_d1_an_answer_does_not_depend_on_its_companions(serving):
 
     for companions in plan["companions"]:
         others = [
-            post(client, {"prompt": plan["companion_prompts"][n % 3], "max_tokens": 20}) for n in range(companions)
+            post(client, {"prompt": plan["companion_prompts"][n % 3], "max_tokens": 20})
+            for n in range(companions)
         ]
         await asyncio.gather(ask(), *others, ask(streamed=True))
     assert len(outcomes) == 1

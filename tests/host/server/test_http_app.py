@@ -8,8 +8,8 @@ import json
 import time
 
 import pytest
-from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
 
+from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
 from vox_host.server.admission import Admission
 from vox_host.server.body import MAX_BODY_BYTES
 
@@ -25,7 +25,7 @@ async def checked_error(response) -> dict:
     assert set(body) == {"error"}
     assert {"message", "type", "param", "code"} <= set(body["error"])
     assert isinstance(body["error"]["message"], str) and body["error"]["message"]
-    for leak in ("Traceback", "File \"", "site-packages", "/work", "/home", ".py"):
+    for leak in ("Traceback", 'File "', "site-packages", "/work", "/home", ".py"):
         assert leak not in body["error"]["message"]
     assert response.headers["x-request-id"]
     return body["error"]
@@ -53,7 +53,8 @@ async def test_a7_a_body_that_is_no_request_is_an_error_object(serving, case):
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"prompt": "a\xff"}', b'{"temperature": NaN}', b'{"seed": Infinity}', b'{"seed": ' + b"9" * 5000 + b"}",
+    [b'{"prompt": "a\xff"}', b'{"temperature": NaN}', b'{"seed": Infinity}',
+     b'{"seed": ' + b"9" * 5000 + b"}",
      b'{"a":' * 2000 + b"1" + b"}" * 2000, b'{"a":' * 70 + b"1" + b"}" * 70, b'{"prompt": "\\ud800"}',
      b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"\xef\xbb\xbf", b"{}garbage"],
     ids=lambda b: repr(b[:20]),
@@ -90,6 +91,7 @@ async def test_a7_other_methods_paths_models_sizes_and_types(serving):
     async with client.post(CHAT, data=io.BytesIO(b" " * 60_000_000), headers=JSON) as response:
         assert response.status == 413
         await checked_error(response)
+
     # Without a declared length, too.
     async def chunks():
         for _ in range(MAX_BODY_BYTES // 2**20 + 2):
@@ -119,7 +121,8 @@ async def test_a7_other_methods_paths_models_sizes_and_types(serving):
         ("temperature", "hot"), ("temperature", -1), ("temperature", True), ("temperature", 1e400),
         ("top_p", 1.5), ("top_k", -2), ("min_p", []), ("n", 0), ("n", 129), ("n", 1.5), ("seed", 2**64),
         ("seed", "x"), ("max_tokens", -1), ("max_tokens", "9"), ("stream", "yes"), ("stop", 5),
-        ("presence_penalty", 3), ("logit_bias", {"999": 1}), ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
+        ("presence_penalty", 3), ("logit_bias", {"999": 1}),
+        ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
         ("logit_bias", []), ("stream_options", 1), ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}), ("response_format", "json"),
         ("tool_choice", "required"), ("functions", [{}]), ("grammar", "root ::= x"), ("min_tokens", 3),
@@ -146,10 +149,12 @@ async def test_fields_without_effect_and_unknown_ones_are_ignored(serving, path)
     client = await serving(make_service())
     body = {"messages": HELLO["messages"]} if path == CHAT else {"prompt": "x"}
     extra = {
-        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
+        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto",
+        "parallel_tool_calls": True,
         "reasoning_effort": "low", "verbosity": "low", "safety_identifier": "s", "prompt_cache_key": "k",
         "response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"], "best_of": 1,
-        "unheard_of": {"x": 1}, "temperature": None, "seed": None, "stop": None, "logit_bias": None, "n": None,
+        "unheard_of": {"x": 1}, "temperature": None, "seed": None, "stop": None, "logit_bias": None,
+        "n": None,
     }  # fmt: skip
     async with client.post(path, json={**body, **extra}) as response:
         assert response.status == 200, await response.text()
@@ -229,7 +234,11 @@ async def test_health_is_true_only_while_requests_are_answered(serving):
     async with client.get("/health") as response:
         body = await response.json()
     assert (response.status, body["status"], body["service"], body["ready"]) == (200, "ok", "vox-host", True)
-    assert (body["plugin"], body["lane"], body["degraded"]) == ("scripted", "cpu", "running on the CPU; no driver")
+    assert (body["plugin"], body["lane"], body["degraded"]) == (
+        "scripted",
+        "cpu",
+        "running on the CPU; no driver",
+    )
     engine.is_ready = False
     async with client.get("/health") as response:
         body = await response.json()
@@ -247,7 +256,13 @@ async def test_a_degraded_lane_is_said_in_each_response(serving):
 
 
 async def test_models_and_backends_list_what_is_served(serving):
-    record = {"plugin_id": "scripted", "stage": "found", "status": "passed", "code": "found", "detail": "here"}
+    record = {
+        "plugin_id": "scripted",
+        "stage": "found",
+        "status": "passed",
+        "code": "found",
+        "detail": "here",
+    }
     client = await serving(make_service(info=model_info(backends=(record,))))
     async with client.get("/v1/models") as response:
         body = await response.json()
@@ -278,7 +293,9 @@ async def test_a_client_that_hangs_up_cancels_its_answer_within_a_token(serving,
     engine = ScriptedEngine(text("y" * 400), delay_s=0.02)
     client = await serving(make_service(engine))
     body = {"messages": HELLO["messages"]} if path == CHAT else {"prompt": "x"}
-    request = asyncio.create_task(client.post(path, json={**body, "stream": streamed, "max_tokens": 400}).__aenter__())
+    request = asyncio.create_task(
+        client.post(path, json={**body, "stream": streamed, "max_tokens": 400}).__aenter__()
+    )
     if streamed:
         response = await request
         await response.content.readany()

@@ -59,12 +59,19 @@ def living(pids: set[int]) -> set[int]:
     ],
 )
 def test_when_the_host_dies_no_process_is_left(tmp_path: Path, script: dict, how: signal.Signals) -> None:
+    # The worker, its watchdog, and what the worker has started.
+    assert_none_is_left(tmp_path, script, how, family_size=3 if "0" in script.get("at_token", {}) else 2)
+
+
+def assert_none_is_left(
+    tmp_path: Path, script: dict, how: signal.Signals, *, family_size: int, host_code: str = HOST
+) -> None:
     plan = scripted_worker_env(tmp_path, script)
     described = {name: str(getattr(plan, name)) for name in
                  ("plugin_id", "plugin_version", "python", "manifest_digest", "log_dir")}  # fmt: skip
     described["extra_environment"] = dict(plan.extra_environment)
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, json.dumps(described)],
+        [sys.executable, "-c", host_code, json.dumps(described)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
@@ -75,9 +82,8 @@ def test_when_the_host_dies_no_process_is_left(tmp_path: Path, script: dict, how
         assert host.stdout.readline() == "token\n"
         time.sleep(0.3)
         family = {child.pid for child in psutil.Process(host.pid).children(recursive=True)}
-        expected = 3 if "0" in script.get("at_token", {}) else 2
         assert worker in family
-        assert len(family) == expected, "worker, watchdog, and what the worker started"
+        assert len(family) == family_size
         os.kill(host.pid, how)
         host.wait()
         deadline = time.monotonic() + 2.0
@@ -89,7 +95,14 @@ def test_when_the_host_dies_no_process_is_left(tmp_path: Path, script: dict, how
         host.communicate()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_without_a_shell_for_the_watchdog_the_parent_death_signal_does_it(tmp_path: Path) -> None:
+    no_shell = "from vox_host.workers import process; process._SHELL = Path('/absent')"
+    host = HOST.replace("\nasync def main", f"\n{no_shell}\nasync def main")
+    assert_none_is_left(tmp_path, {"at_token": {"1": "gil"}}, signal.SIGKILL, family_size=1, host_code=host)
+
+
 def test_without_the_parent_death_signal_the_watchdog_alone_does_it(tmp_path: Path) -> None:
     """What happens where the kernel has no such signal; a Linux worker can give it back."""
     script = {"at_start": "no-death-signal", "at_token": {"1": "gil"}}
-    test_when_the_host_dies_no_process_is_left(tmp_path, script, signal.SIGKILL)
+    assert_none_is_left(tmp_path, script, signal.SIGKILL, family_size=2)

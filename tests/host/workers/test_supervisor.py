@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from fixtures.scripted_plugin import scripted_worker_env
-from vox_host.errors import WorkerFailedError
-from vox_host.workers import Limits, Supervisor, Worker, WorkerState
+from vox_host.errors import IntegrityError, WorkerFailedError
+from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker, WorkerState
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
@@ -230,6 +230,34 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_nothing(
     assert caught.value.code == code
     assert watched.supervisor.state.phase == "failed"
     assert psutil.Process().children() == []
+
+
+async def test_each_restart_asks_for_a_plan_and_a_changed_plugin_is_not_started_again(tmp_path: Path) -> None:
+    plan = scripted_worker_env(tmp_path)
+    renewed = 0
+
+    async def renew() -> LaunchPlan:
+        nonlocal renewed
+        renewed += 1
+        if renewed == 2:
+            raise IntegrityError("integrity-mismatch", "the bytes have changed; it was not started")
+        return replace(plan, log_dir=tmp_path / "log-of-the-second")
+
+    supervisor = Supervisor(plan, renew=renew, prepare=load, limits=LIMITS)
+    watched = Watched.__new__(Watched)
+    watched.supervisor = supervisor
+    await supervisor.start()
+    os.kill(supervisor.state.pid, signal.SIGKILL)
+    await watched.until("restarting")
+    await watched.until("ready")
+    assert len(list((tmp_path / "log-of-the-second").iterdir())) == 1
+    os.kill(supervisor.state.pid, signal.SIGKILL)
+    await watched.until("failed")
+    assert (renewed, supervisor.state.last_error.code) == (2, "integrity-mismatch")
+    with pytest.raises(WorkerFailedError) as caught:
+        await watched.tokens(prompt(0))
+    assert "the bytes have changed" in dict(caught.value.facts)["last error"]
+    await supervisor.stop()
 
 
 async def test_a_mistake_in_prepare_at_a_restart_ends_in_failed_and_is_raised(tmp_path: Path) -> None:

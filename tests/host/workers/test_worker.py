@@ -48,6 +48,11 @@ async def tokens(worker: Worker, params: m.GenerateParams) -> list[int]:
 async def failure_of(worker: Worker) -> WorkerFailedError:
     with pytest.raises(WorkerFailedError) as caught:
         await tokens(worker, prompt(0))
+    # The process ends with the error, not only when somebody stops the worker.
+    deadline = time.monotonic() + 1.0
+    while psutil.pid_exists(worker.pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert not psutil.pid_exists(worker.pid)
     await worker.stop()
     return caught.value
 
@@ -178,6 +183,30 @@ async def test_a_plugin_that_is_not_the_verified_one_is_an_integrity_error(
         await Worker.start(replace(scripted_worker_env(tmp_path), **change), LIMITS)
     assert caught.value.code == code
     assert {"expected", "found"} <= dict(caught.value.facts).keys()
+
+
+@pytest.mark.parametrize(
+    ("hello", "kind", "code", "mentions"),
+    [
+        ({}, IntegrityError, "wrong-worker", "nonce"),
+        ({"plugin_id": "vox-other"}, IntegrityError, "wrong-worker", "plugin"),
+        ({"magic": "vox-plug"}, IntegrityError, "wrong-worker", "magic"),
+        ({"manifest_digest": "00" * 32}, IntegrityError, "wrong-worker", "manifest"),
+        (
+            {"protocol": {"min": 2, "max": 7}},
+            PluginError,
+            "protocol-mismatch",
+            "2 to 7, this host 1",
+        ),
+    ],
+)
+async def test_a_hello_that_lies_is_refused_by_the_host(
+    tmp_path: Path, hello: dict, kind: type[VoxError], code: str, mentions: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        await Worker.start(scripted_worker_env(tmp_path, {"hello": hello}), LIMITS)
+    assert caught.value.code == code
+    assert mentions in caught.value.message
 
 
 @pytest.mark.parametrize("action", ["crash", "exit"])
