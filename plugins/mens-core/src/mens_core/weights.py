@@ -8,6 +8,7 @@ planned tensors to a lane. What is not planned is never read, except the few num
 
 from __future__ import annotations
 
+import functools
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,13 @@ class Weights:
         return self._ops.load_vector(self._stored(tensor), plus_one=self._plan.norms_plus_one)
 
     def _stored(self, tensor: PlannedTensor) -> StoredTensor:
-        return StoredTensor(tensor.name, tensor.format, tensor.shape, self._checkpoint.data(tensor.name))
+        return StoredTensor(
+            tensor.name,
+            tensor.format,
+            tensor.shape,
+            self._checkpoint.data(tensor.name),
+            functools.partial(self._checkpoint.release, tensor.name),
+        )
 
 
 def _choose_prefix(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints, Ops, StoredTensor, is_quantised
 from mens_cpu_ref import quantised
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, aligned_zeros, new_rows
+from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.rotary import RotaryTable
@@ -81,7 +81,7 @@ class CpuOps(Ops):
         number = _FLOAT_FORMATS[stored.format]
         source = _float_bytes(stored, rows * columns)
         padded_rows = -(-rows // _PANEL) * _PANEL
-        packed = aligned_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
+        packed = untouched_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
         address = address_of(packed)
         code = self._functions["pack"](number, address_of(source), rows, columns, address)
         _check_weights(code, stored, row=code - 1)
@@ -107,8 +107,8 @@ class CpuOps(Ops):
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> KvCache:
         """Reserve blocks; memory is touched, and so taken, block by block as they are used."""
         stride = -(-head_dim // _PANEL) * _PANEL
-        keys = aligned_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
-        values = aligned_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
+        keys = untouched_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
+        values = untouched_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
         return KvCache(
             kv_heads=kv_heads,
             head_dim=head_dim,
