@@ -138,7 +138,8 @@ def main() -> int:
     print(f"{'format':7} {'1 row':>9} {'of read':>8} {'8 rows':>9} {'384 rows':>10} {'pack':>9} {'size':>7}")
     for row in rows_out:
         print(
-            f"{row['format']:7} {row['gemv_gb_per_s']:5.1f}GB/s {row['gemv_gb_per_s'] * 1e9 / max(before, after):7.0%} "
+            f"{row['format']:7} {row['gemv_gb_per_s']:5.1f}GB/s "
+            f"{row['gemv_gb_per_s'] * 1e9 / max(before, after):7.0%} "
             f"{row['rows8_gb_per_s']:5.1f}GB/s {row['gemm384_gop_per_s']:5.0f}GOP/s "
             f"{row['pack_gb_per_s']:5.2f}GB/s {row['packed_over_file']:7.3f}"
         )

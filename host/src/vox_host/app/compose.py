@@ -27,7 +27,7 @@ from vox_host.models.catalogue import Catalogue, InstalledModel
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
-from vox_host.workers import Limits, Supervisor, Worker
+from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
@@ -164,14 +164,7 @@ class _Start:
                     raise last_failure from None
                 raise
             chosen = resolution.chosen
-            verified_plan = functools.partial(
-                asyncio.to_thread,
-                plan_launch,
-                chosen,
-                plugins_dir=self.settings.plugins_dir,
-                log_dir=self.settings.log_dir,
-                require_verified=self.options.require_verified,
-            )
+            verified_plan = functools.partial(self._verified_plan, chosen)
             plan = await verified_plan()
             self.progress(f"starting {chosen.plugin_id} {chosen.version}")
             loads: list[m.LoadResult] = []
@@ -210,6 +203,15 @@ class _Start:
             self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
             # Resolved once more, so that the record holds what the attempts have shown.
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    async def _verified_plan(self, chosen: Candidate) -> LaunchPlan:
+        return await asyncio.to_thread(
+            plan_launch,
+            chosen,
+            plugins_dir=self.settings.plugins_dir,
+            log_dir=self.settings.log_dir,
+            require_verified=self.options.require_verified,
+        )
 
     def _load_params(self, chosen: Candidate) -> m.LoadModelParams:
         offered = chosen.manifest.backend.numerics if chosen.manifest is not None else []

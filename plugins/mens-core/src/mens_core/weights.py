@@ -8,8 +8,8 @@ planned tensors to a lane. What is not planned is never read, except the few num
 
 from __future__ import annotations
 
-import functools
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
