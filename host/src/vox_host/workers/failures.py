@@ -19,12 +19,12 @@ _SHOWN_LINES = 20
 
 def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
     """Return the error for a process that ended by itself while `doing` was going on."""
-    remedy = f"Full log: {process.log_path}"
-    if exit_.signal_number == signal.SIGKILL:
-        remedy = f"The system probably killed it for memory (not confirmed). {remedy}"
+    # The log's path is a fact, for the terminal; message and remedy also reach clients over HTTP.
+    was_killed = exit_.signal_number == signal.SIGKILL
+    remedy = "The system probably killed it for memory (not confirmed)." if was_killed else None
     return WorkerFailedError(
         "worker-died",
-        f'worker "{plan.plugin_id}" exited {doing}; what it was doing was not repeated',
+        f'worker "{plan.plugin_id}" exited {doing} ({exit_}); what it was doing was not repeated',
         facts=[("exit", str(exit_)), *_evidence(plan, process)],
         remedy=remedy,
     )
@@ -38,7 +38,6 @@ def worker_killed(
         code,
         f'worker "{plan.plugin_id}" {why}; it was killed and what it was doing was not repeated',
         facts=[*facts, *_evidence(plan, process)],
-        remedy=f"Full log: {process.log_path}",
     )
 
 
