@@ -3,9 +3,9 @@
     PYTHONPATH=... python bench/quant_gemv.py [--threads 2] [--isa avx512] [--json]
 
 One row (decode) is bound by memory: reported as bytes of packed weights per second, beside a plain
-read of the same amount of memory by the same threads in the same run. Many rows (prefill) are bound
-by arithmetic: operations per second, a multiply and an add being two. Median of several repetitions,
-each over a matrix larger than the caches (or the model's own small shapes, read in rotation).
+read of that very memory by the same threads in the same run. Eight rows: the same, and how many times
+more rows per second than one row gives. Many rows (prefill) are bound by arithmetic: 10^9 operations
+per second, a multiply and an add being two. The matrix is larger than the caches.
 """
 
 from __future__ import annotations
@@ -51,34 +51,61 @@ def median_seconds(call, repetitions: int) -> float:
     return statistics.median(times)
 
 
-def read_bandwidth(threads: int, size: int, repetitions: int) -> float:
-    """Bytes per second of a plain sum over memory, split over threads (numpy releases the GIL)."""
-    memory = np.ones(size // 8, np.uint64)
-    parts = np.array_split(memory, threads)
+def fastest_and_median(call, repetitions: int) -> tuple[float, float]:
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times), statistics.median(times)
+
+
+def plain_read(memory: np.ndarray, threads: int):
+    """A sum over the same memory, split over threads (numpy releases the GIL)."""
+    words = memory[: memory.nbytes // 8 * 8].view(np.uint64)
+    parts = np.array_split(words, threads)
 
     def read() -> None:
-        workers = [threading.Thread(target=np.add.reduce, args=(part,)) for part in parts]
+        workers = [threading.Thread(target=np.add.reduce, args=(part,)) for part in parts[1:]]
         for worker in workers:
             worker.start()
+        np.add.reduce(parts[0])
         for worker in workers:
             worker.join()
 
-    read()
-    return memory.nbytes / median_seconds(read, repetitions)
+    return read
 
 
-def measure(library: Library, weight_format, rows: int, columns: int, batch: int, repetitions: int):
-    """Seconds per product, packed bytes, and seconds to pack."""
+def measure(library: Library, weight_format, mib: int, columns: int, threads: int, repetitions: int):
     rng = np.random.default_rng(7)
-    stored = random_matrix(weight_format, rows, columns, rng)
+    per_row = columns // quantised.block_of(weight_format) * FILE_BYTES[weight_format]
+    stored = random_matrix(weight_format, (mib << 20) // per_row // 16 * 16, columns, rng)
     start = time.perf_counter()
     weight = quantised.pack_matrix(library.kernels, stored)
     packing = time.perf_counter() - start
-    x = rng.standard_normal((batch, columns), dtype=np.float32)
-    activations = quantised.quantise(library.kernels, x, weight.block)
-    quantised.linear(library.kernels, activations, weight)
-    seconds = median_seconds(lambda: quantised.linear(library.kernels, activations, weight), repetitions)
-    return seconds, weight.packed.nbytes, packing, stored.data.nbytes
+    size = weight.packed.nbytes
+
+    def product(matrix: quantised.QuantisedMatrix, rows: int):
+        x = rng.standard_normal((rows, columns), dtype=np.float32)
+        activations = quantised.quantise(library.kernels, x, matrix.block)
+        return lambda: quantised.linear(library.kernels, activations, matrix)
+
+    small = quantised.pack_matrix(library.kernels, random_matrix(weight_format, 1024, columns, rng))
+    read = fastest_and_median(plain_read(weight.packed, threads), repetitions)
+    one = fastest_and_median(product(weight, 1), repetitions)
+    eight = fastest_and_median(product(weight, 8), repetitions)
+    many = fastest_and_median(product(small, 384), repetitions)
+    operations = 2 * 384 * 1024 * columns
+    return {
+        "format": weight_format,
+        "read_gb_per_s": [size / t / 1e9 for t in read],
+        "gemv_gb_per_s": [size / t / 1e9 for t in one],
+        "rows8_gb_per_s": [size / t / 1e9 for t in eight],
+        "rows8_tokens_per_row1_token": 8 * one[0] / eight[0],
+        "gemm384_gop_per_s": [operations / t / 1e9 for t in many],
+        "pack_gb_per_s": stored.data.nbytes / packing / 1e9,
+        "packed_over_file": size / stored.data.nbytes,
+    }
 
 
 def machine() -> dict[str, object]:
@@ -99,7 +126,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--isa", default="")
     parser.add_argument("--mib", type=int, default=160, help="size of the file matrix for one row")
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--columns", type=int, default=2048)
+    parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--formats", default=",".join(FILE_BYTES))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -107,40 +135,28 @@ def main() -> int:
     if options.isa:
         library.force_isa(options.isa)
     library.set_threads(options.threads)
-    report: dict[str, object] = {"machine": machine(), "isa": library.isa(), "threads": options.threads}
-    before = read_bandwidth(options.threads, options.mib << 20, options.repetitions)
-    rows_out = []
-    columns = 2048
-    for weight_format in options.formats.split(","):
-        per_row = columns // quantised.block_of(weight_format) * FILE_BYTES[weight_format]
-        rows = (options.mib << 20) // per_row // 16 * 16
-        one, packed, packing, in_file = measure(library, weight_format, rows, columns, 1, options.repetitions)
-        eight, *_ = measure(library, weight_format, rows, columns, 8, 3)
-        many, *_ = measure(library, weight_format, 1024, columns, 384, 3)
-        rows_out.append(
-            {
-                "format": weight_format,
-                "gemv_gb_per_s": packed / one / 1e9,
-                "rows8_gb_per_s": packed / eight / 1e9,
-                "gemm384_gop_per_s": 2 * 384 * 1024 * columns / many / 1e9,
-                "pack_gb_per_s": in_file / packing / 1e9,
-                "packed_over_file": packed / in_file,
-            }
-        )
-    after = read_bandwidth(options.threads, options.mib << 20, options.repetitions)
-    report["plain_read_gb_per_s"] = [before / 1e9, after / 1e9]
-    report["formats"] = rows_out
+    report = {"machine": machine(), "isa": library.isa(), "threads": options.threads}
+    results = [
+        measure(library, name, options.mib, options.columns, options.threads, options.repetitions)
+        for name in options.formats.split(",")
+    ]
+    report["load_average_after"] = [round(x, 2) for x in os.getloadavg()]
+    report["formats"] = results
     if options.json:
         print(json.dumps(report))
         return 0
-    print(f"{report['machine']}  isa {report['isa']}  threads {options.threads}")
-    print(f"plain read: {before / 1e9:.1f} GB/s before, {after / 1e9:.1f} after")
-    print(f"{'format':7} {'1 row':>9} {'of read':>8} {'8 rows':>9} {'384 rows':>10} {'pack':>9} {'size':>7}")
-    for row in rows_out:
+    print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
+    print(f"isa {report['isa']}, threads {options.threads}; each figure is best / median")
+    print(f"{'format':7}{'plain read':>16}{'1 row':>16}{'8 rows':>16}{'':6}{'384 rows':>16}{'size':>7}")
+    for row in results:
+        cells = [
+            f"{row[key][0]:6.1f} /{row[key][1]:6.1f}"
+            for key in ("read_gb_per_s", "gemv_gb_per_s", "rows8_gb_per_s")
+        ]
+        gemm = f"{row['gemm384_gop_per_s'][0]:6.0f} /{row['gemm384_gop_per_s'][1]:6.0f}"
         print(
-            f"{row['format']:7} {row['gemv_gb_per_s']:5.1f}GB/s {row['gemv_gb_per_s'] * 1e9 / max(before, after):7.0%} "
-            f"{row['rows8_gb_per_s']:5.1f}GB/s {row['gemm384_gop_per_s']:5.0f}GOP/s "
-            f"{row['pack_gb_per_s']:5.2f}GB/s {row['packed_over_file']:7.3f}"
+            f"{row['format']:7}{cells[0]:>16}{cells[1]:>16}{cells[2]:>16}"
+            f" x{row['rows8_tokens_per_row1_token']:4.1f}{gemm:>16}{row['packed_over_file']:7.3f}"
         )
     return 0
 

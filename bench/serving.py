@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -34,17 +34,18 @@ path, threads, tokens, prefill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 began = time.perf_counter()
 llama = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
 load_s = time.perf_counter() - began
-llama.eval(llama.tokenize(b"%s"))
+llama.eval(llama.tokenize(sys.argv[5].encode()))
 began = time.perf_counter()
 for _ in range(tokens):
     llama.eval([llama.sample(temp=0.0)])
 decode = tokens / (time.perf_counter() - began)
 llama.reset()
-ids = [(5 * i) %% 20000 + 100 for i in range(prefill)]
+ids = [(5 * i) % 20000 + 100 for i in range(prefill)]
 began = time.perf_counter()
 llama.eval(ids)
-print(json.dumps({"load_s": load_s, "decode_tokens_per_s": decode, "prefill_tokens_per_s": prefill / (time.perf_counter() - began)}))
-""" % PROMPT.encode().decode()
+speed = prefill / (time.perf_counter() - began)
+print(json.dumps({"load_s": load_s, "decode_tokens_per_s": decode, "prefill_tokens_per_s": speed}))
+"""
 
 
 class PeakMemory(threading.Thread):
@@ -160,7 +161,7 @@ def measure_vox(model: str, threads: int, tokens: int, prefill: int) -> dict:
 
 
 def measure_llama(gguf: Path, threads: int, tokens: int, prefill: int) -> dict | None:
-    arguments = [sys.executable, "-c", LLAMA, str(gguf), str(threads), str(tokens), str(prefill)]
+    arguments = [sys.executable, "-c", LLAMA, str(gguf), str(threads), str(tokens), str(prefill), PROMPT]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print("llama.cpp was not measured:", done.stderr.strip().splitlines()[-1:], file=sys.stderr)
@@ -195,7 +196,7 @@ def main() -> None:
         "peak_pss_mib",
     )
     report = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {"processor": cpu_name(), "threads": options.threads, "system": platform.platform()},
         "file": options.gguf.name,
         "rounds": options.rounds,

@@ -1,9 +1,6 @@
-"""What every test may ask for: lanes that must be present, and the demo model."""
+"""Options of the whole suite."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +13,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ID",
         help="fail, instead of skipping, where this plugin can't be used here; may be repeated",
     )
-
-
-@pytest.fixture(scope="session")
-def demo_gguf() -> Path:
-    """The demo model as its GGUF file, which VOX_TEST_GGUF names."""
-    path = os.environ.get("VOX_TEST_GGUF")
-    if not path:
-        pytest.skip("the demo model is not here: VOX_TEST_GGUF names no GGUF file of Gemma 3 270M")
-    assert Path(path).is_file(), f"VOX_TEST_GGUF names {path}, which is no file"
-    return Path(path)

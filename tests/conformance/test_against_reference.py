@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fixtures.demo_model import demo_gguf
 from lanes.batches import Sequences
-from lanes.every_lane import make_lane
+from lanes.numpy_lane import NumpyLane
 from lanes.tiny_models import open_model
 from oracle.float64_forward import hidden_states, logits_of
+from oracle.gguf_weights import GgufWeights
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma270m-ref.json"
+TEXTS = FIXTURE.with_name("llama_kl.json")
 pytestmark = pytest.mark.real_model
 
 
 @pytest.fixture(scope="module")
-def weights(demo_gguf):
-    pytest.importorskip("gguf")
-    from oracle.gguf_weights import GgufWeights
-
-    return GgufWeights(demo_gguf)
+def weights():
+    return GgufWeights(demo_gguf())
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +61,14 @@ def float_model_dir(weights, tmp_path_factory):
     (path / "model.safetensors").unlink()  # a gigabyte
 
 
-@pytest.mark.parametrize("name", ["numpy", "mens-cpu-ref"])
-def test_every_logit_of_a_lane_is_near_the_exact_one(
-    settings, weights, float_model_dir, real_text_ids, name, request
-):
-    loaded = open_model(float_model_dir, make_lane(name, request.config))
-    # Exact bits at any batch: one lane of the other's positions would do, but numpy is slow.
-    ids = real_text_ids[: 160 if name == "numpy" else 2048]
-    hidden = hidden_states(settings, weights.get, ids)
-    sequences, cache = Sequences(), loaded.model.new_cache(len(ids) // 128 + 1)
-    worst = 0.0
-    for begin in range(0, len(ids), 128):
-        batch = sequences.step([(0, ids[begin : begin + 128])], all_logits=True)
-        result = loaded.model.forward(batch, cache)
-        assert result.faults == ()
-        exact = logits_of(
-            settings, weights.get, weights.get("embed_tokens.weight"), hidden[begin : begin + 128]
-        )
-        worst = max(worst, float(np.abs(loaded.model.ops.to_host(result.logits) - exact).max()))
-    print(f"{name}: worst of {len(ids)} x {exact.shape[1]} logits is off by {worst:.3g}")
+def test_every_logit_of_the_numpy_lane_is_near_the_exact_one(settings, weights, float_model_dir):
+    """Three texts side by side in one step; test_real_model_accuracy judges the shipped lane."""
+    texts = [text["token_ids"][:30] for text in json.loads(TEXTS.read_text())["texts"].values()]
+    model = open_model(float_model_dir, NumpyLane()).model
+    batch = Sequences().step(list(enumerate(texts)), all_logits=True)
+    result = model.forward(batch, model.new_cache(len(texts)))
+    assert result.faults == ()
+    exact = np.concatenate([exact_logits(settings, weights, ids) for ids in texts])
+    worst = float(np.abs(result.logits - exact).max())
+    print(f"of {exact.shape[0]} x {exact.shape[1]} logits the worst is off by {worst:.3g}")
     assert worst < 1e-4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lanes.tiny_models import GEMMA3, QWEN3
-from mens_core.config import parse_config
+from mens_core.config import _square_root, parse_config
 from mens_core.rotary import Yarn
 from vox_plugin_api.backend import BackendError
 
@@ -60,6 +60,24 @@ def summary(config, wanted):
         "sliding_factor": sliding or 1,
     }
     return {key: everything[key] for key in wanted}
+
+
+@pytest.mark.parametrize("given", [QWEN3, GEMMA3], ids=["qwen3", "gemma3"])
+def test_sizes_are_read_from_their_own_keys(given):
+    config = parse_config(given)
+    assert [config.vocab_size, config.hidden_size, config.intermediate_size, config.layers] == [
+        given[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    ]
+    assert [config.heads, config.kv_heads, config.head_dim, config.context_length] == [
+        given[key]
+        for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    ]
+
+
+def test_a_root_barely_above_a_tie_is_rounded_up():
+    tie = 1 + Fraction(1, 2**24)
+    assert _square_root(tie * tie) == 1.0
+    assert _square_root(tie * tie + Fraction(1, 2**155)) == 1.0 + 2.0**-23
 
 
 def test_gemma_sliding_layers_have_their_own_theta_and_window():
@@ -118,6 +136,7 @@ def test_what_large_gemma_files_leave_out_is_filled_in_and_said():
     }
     config = parse_config({"model_type": "gemma3", "text_config": sparse})
     assert (config.heads, config.kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert (config.ropes["full"].theta, config.ropes["sliding"].theta) == (1_000_000, 10_000)
     assert sum("default" in note for note in config.notes) == 5
     assert config.notes[0].startswith("text_config.num_attention_heads is missing")
 

@@ -64,6 +64,43 @@ def test_cosine_and_sine_are_the_correctly_rounded_ones():
             assert floats(cos_sin(f, position)).tolist() == expected, (f, position)
 
 
+def test_sine_and_cosine_are_good_to_124_bits_before_they_are_rounded():
+    """float32 results would not show a missing term; the definition has them all."""
+    assert (len(mens_core.rotary._SINE_TERMS), mens_core.rotary._SINE_TERMS[-1]) == (15, 0xA1A6)
+    assert (len(mens_core.rotary._COSINE_TERMS), mens_core.rotary._COSINE_TERMS[-1]) == (16, 0x50D)
+    mpmath = pytest.importorskip("mpmath")
+    rng = np.random.default_rng(9)
+    rests = [1 << 125, (1 << 125) - 1, *(int(x) << 64 for x in rng.integers(0, 1 << 61, 100))]
+    with mpmath.workprec(300):
+        for rest in rests:
+            angle = 2 * mpmath.pi * rest / ONE
+            sine, cosine = mens_core.rotary._reduced_sine_cosine(rest)
+            assert abs(sine - mpmath.sin(angle) * ONE) < 2**4, hex(rest)
+            assert abs(cosine - mpmath.cos(angle) * ONE) < 2**4, hex(rest)
+
+
+@pytest.mark.parametrize(
+    ("numerator", "shift", "expected"),
+    [
+        (2**24 + 1, 0, 2.0**24),  # a tie goes to the even neighbour: down
+        (2**24 + 3, 0, 2.0**24 + 4),  # and up
+        (2**25 + 2**0 + 2, 0, 2.0**25 + 4),  # more than half: up
+        (2**25 - 1, 0, 2.0**25),  # rounding carries into the next power of two
+        (5, 0, 5.0),
+        (2**24 - 1, -150, (2**24 - 1) * 2.0**-150),  # just below 2^-126: flushed
+        (2**25 - 1, -151, 2.0**-126),  # rounds up to 2^-126: kept
+        (1, -126, 2.0**-126),
+        (0, 0, 0.0),
+    ],
+)
+def test_rounding_is_to_nearest_even_and_flushes_what_is_below_normal(numerator, shift, expected):
+    bits = mens_core.rotary._round(numerator << (192 + shift), False)
+    wanted = np.float32(0 if expected < 2.0**-126 else expected)
+    assert floats(bits) == wanted
+    negative = mens_core.rotary._round(numerator << (192 + shift), True)
+    assert negative == (0 if bits == 0 else bits | 1 << 31)
+
+
 @pytest.mark.parametrize(
     ("angle", "cosine", "sine"),
     [

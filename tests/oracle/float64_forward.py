@@ -7,7 +7,7 @@ norms, softmax, rotary angles. The whole sequence is run at once; there is no ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,11 +112,18 @@ def hidden_states(settings: Settings, get: Get, token_ids: Sequence[int]) -> Arr
 
 
 def logits_of(settings: Settings, get: Get, head: npt.NDArray[Any], hidden: Array) -> Array:
-    """Return the logits of some hidden states; `head` may be float32 and is widened piece by piece."""
+    """Return the logits of some hidden states: [rows, V]."""
+    return np.concatenate([piece for _, piece in logit_pieces(settings, get, head, hidden)], axis=1)
+
+
+def logit_pieces(
+    settings: Settings, get: Get, head: npt.NDArray[Any], hidden: Array, width: int = 32768
+) -> Iterator[tuple[slice, Array]]:
+    """Yield the logits of `width` tokens at a time, so that a large vocabulary fits in memory."""
     x = _norm(settings, hidden, get("norm.weight"))
-    step = 32768
-    pieces = [x @ head[i : i + step].astype(F64).T for i in range(0, len(head), step)]
-    return _cap(np.concatenate(pieces, axis=1), settings.logit_softcap)
+    for begin in range(0, len(head), width):
+        tokens = slice(begin, begin + width)
+        yield tokens, _cap(_linear(x, head[tokens]), settings.logit_softcap)
 
 
 def _norm(s: Settings, x: Array, weight: npt.NDArray[Any]) -> Array:

@@ -37,9 +37,6 @@ class GgufWeights:
         self._tensors = {_hf_name(t.name): t for t in self.reader.tensors}
         self.get = cache(self._dequantise)
 
-    def names(self) -> list[str]:
-        return sorted(self._tensors)
-
     def settings(self) -> Settings:
         def field(name: str) -> object:
             return self.reader.fields[f"gemma3.{name}"].contents()

@@ -126,6 +126,8 @@ def test_the_view_of_a_tensor_cannot_be_written(tmp_path):
         ({"a": u8(0, 2), "b": u8(3, 5)}, "'b' begins at byte 3 of the data and leaves a hole after 'a'"),
         ({"a": u8(1, 5)}, "leaves a hole after the header"),
         ({"a": u8(0, 4)}, "1 bytes after 'a'"),
+        ({"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 5]}}, "U8 [3], 3 bytes, but has 5"),
+        ({"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 5]}}, "16 bytes, but has 5"),
         ({"a": {"dtype": "U8", "shape": [True], "data_offsets": [0, 1]}}, "shape"),
         ({"a": {"dtype": "U8", "shape": [2**63], "data_offsets": [0, 5]}}, "shape"),
         ({"a": {"dtype": "U8", "shape": [1] * 33, "data_offsets": [0, 1]}}, "shape"),

@@ -181,6 +181,13 @@ def test_all_that_is_printed_lands_on_stderr_and_harms_nothing(start: Start) -> 
         assert err.count(f"noise {noise}") == 3
 
 
+def test_what_the_plugin_starts_does_not_get_the_private_descriptor(start: Start) -> None:
+    worker = start(at_start="list-inherited")
+    assert isinstance(worker.greet("vox-scripted", DIGEST), m.WorkerHello)
+    worker.send(m.Shutdown())
+    assert worker.finish()[2].splitlines() == ["not inherited"]
+
+
 def test_requests_in_flight_take_turns_and_each_gets_its_own_answer(start: Start) -> None:
     worker = ready(start(token_s=0.01))
     for number in range(4):
@@ -212,6 +219,16 @@ def test_a_cancelled_request_stops_within_a_token_and_the_next_is_served(start: 
     assert collect(worker, 1) == {3: [1, 2]}
     worker.send(m.Shutdown())
     assert "generation ended after" in worker.finish()[2]
+
+
+def test_a_generation_ends_at_a_stop_token_that_is_counted_and_not_shown(start: Start) -> None:
+    worker = ready(start())
+    worker.send(generate(2, 10, 20, stop_token_ids=[13]))
+    events = [worker.receive() for _ in range(3)]
+    assert [event.final for event in events] == [False, False, True]
+    last = m.GenerateResult.model_validate(events[-1].result)
+    assert (last.finish_reason, last.stop_token_id, last.generated_tokens) == ("stop", 13, 3)
+    assert last.tokens == []
 
 
 @pytest.mark.parametrize(

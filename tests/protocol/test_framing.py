@@ -156,6 +156,15 @@ def test_frames_of_several_threads_never_mix(sizes: list[int]) -> None:
         assert found == {number: bytes([number]) * size for number, size in enumerate(sizes)}
 
 
+def test_the_end_of_the_stream_inside_a_frame_is_an_error_for_a_reader_too() -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, encode_message(m.Shutdown())[:-1])
+    os.close(write_end)
+    with pytest.raises(ProtocolError, match="ended inside a frame"):
+        FrameChannel(read_end).read()
+    os.close(read_end)
+
+
 def test_the_end_of_the_stream_is_none_and_not_an_error() -> None:
     read_end, write_end = os.pipe()
     os.write(write_end, encode_message(m.Shutdown()))

@@ -88,3 +88,20 @@ def test_a_value_out_of_bounds_is_refused_by_name(model: type, values: dict, fie
     with pytest.raises(ValidationError) as caught:
         model(**values)
     assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "version"),
+    [
+        ((1, 1), (1, 1), 1),
+        ((1, 3), (2, 5), 3),
+        ((2, 5), (1, 3), 3),
+        ((1, 2), (3, 4), None),
+        ((3, 4), (1, 2), None),
+    ],
+)
+def test_two_sides_use_the_highest_version_they_share(
+    ours: tuple[int, int], theirs: tuple[int, int], version: int | None
+) -> None:
+    first, second = (m.ProtocolRange(min=low, max=high) for low, high in (ours, theirs))
+    assert first.highest_common(second) == version

@@ -54,8 +54,7 @@ def test_where_the_model_lies_and_what_the_machine_lends_is_not_written(tmp_path
 def test_a_failure_is_a_line_with_its_code_alone(tmp_path: Path) -> None:
     with Transcript(tmp_path / "t") as transcript:
         exchange = transcript.begin("unload", m.UnloadParams())
-        exchange.failed("no-model")
-        exchange.end()
+        exchange.end("no-model")
     assert (tmp_path / "t").read_text().splitlines()[-1] == '{"failed":"no-model","request":1}'
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
-from vox_host.hardware.record import Device, Machine
 from vox_host.integrity import Receipt
 from vox_host.manifest import Manifest
 from vox_host.requirements import Requirement, parse_requirement
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN, Capability, Numerics
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Device, Machine
 
 __all__ = [
     "AUTO",
@@ -229,6 +231,8 @@ def _judge(
             if outcome.plugin_id == candidate.plugin_id and outcome.stage == stage:
                 return replace(outcome, version=candidate.version)
         return _record(candidate, stage, "not-tried", "not-tried", "not started yet")
+    if candidate.manifest is None and problem is not None:
+        return _record(candidate, stage, "not-tried", "not-read", f"not read: {problem.code}")
     if candidate.manifest is None:
         # A candidate without manifest and without a problem that says why can't be judged.
         return _record(candidate, stage, "failed", "manifest-missing", "no manifest was read")
@@ -368,7 +372,7 @@ def _lack(machine: Machine, device: Device, requirement: Requirement) -> str | N
     try:
         return None if requirement.accepts(value) else f"{feature} {value}"
     except ValueError:
-        return f"{feature} {value!r}, which is not a version"
+        return f"{feature} {value}, which is not a version"
 
 
 def _why_degraded(
@@ -386,6 +390,9 @@ def _why_degraded(
         idle = [d.name for d in machine.devices if d.is_visible]
         if idle:
             reasons.append(f"{', '.join(idle)} is here, but no plugin for it is installed")
+        # A probe speaks of an accelerator only where there are signs of one.
+        accelerators = {source for sources in _PROBES.values() for source in sources}
+        reasons += [p.detail for p in machine.problems if p.source in accelerators and not idle]
     if not reasons:
         return None, ()
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)

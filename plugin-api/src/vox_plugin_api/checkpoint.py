@@ -131,8 +131,11 @@ class Checkpoint(Mapping[str, TensorEntry]):
         entry = self._entries[name]
         return memoryview(self._map(entry.file))[entry.offset : entry.offset + entry.nbytes]
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, nbytes: int | None = None) -> None:
         """Tell the system that the pages of tensor `name` are not needed now.
+
+        Args:
+            nbytes: only this many leading bytes; None: all of the tensor.
 
         A view stays valid: what is touched again is read again. A lane that repacks a tensor
         calls this afterwards, so that file and copy don't both count as its memory.
@@ -141,8 +144,9 @@ class Checkpoint(Mapping[str, TensorEntry]):
         mapping = self._maps.get(entry.file)
         if mapping is None or not hasattr(mapping, "madvise") or not entry.nbytes:
             return
+        size = entry.nbytes if nbytes is None else min(nbytes, entry.nbytes)
         start = entry.offset - entry.offset % mmap.PAGESIZE
-        mapping.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
+        mapping.madvise(mmap.MADV_DONTNEED, start, entry.offset + size - start)
 
     def close(self) -> None:
         """Let go of the mappings; memory is unmapped when the last view of it is gone."""

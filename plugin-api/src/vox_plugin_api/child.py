@@ -30,15 +30,14 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Serve plugin `arguments[0]` to the host at the other end of the descriptor."""
-    if len(arguments) != 1 or not os.environ.get(FD_VARIABLE, "").isdigit():
+    fd = _private_descriptor()
+    if len(arguments) != 1 or fd is None:
         print(  # noqa: T201  a person typed this command; there is no host to tell
             f"usage: {FD_VARIABLE}=N python -I -B -m vox_plugin_api.child PLUGIN_ID\n"
             "vox-host starts workers itself; `vox-host plugin list` shows what it can start.",
             file=sys.stderr,
         )
         return EXIT_USAGE
-    fd = int(os.environ.pop(FD_VARIABLE))
-    os.set_inheritable(fd, False)
     _point_stdout_at_stderr()
     _die_with_host()
     faulthandler.enable(file=sys.stderr)
@@ -50,6 +49,18 @@ def main(arguments: list[str]) -> int:
         channel.send(m.Refused(error=error.error))
         return EXIT_REFUSED
     return RequestLoop(channel, backend).run()
+
+
+def _private_descriptor() -> int | None:
+    """Take the descriptor out of the environment and out of reach of the plugin's own children."""
+    number = os.environ.pop(FD_VARIABLE, "")
+    if not number.isdigit():
+        return None
+    try:
+        os.set_inheritable(int(number), False)
+    except OSError:
+        return None
+    return int(number)
 
 
 def _point_stdout_at_stderr() -> None:
@@ -128,7 +139,7 @@ def _agree(hello: m.HostHello, plugin: InstalledPlugin, plugin_id: str) -> m.Pro
     spoken = m.ProtocolRange(
         min=max(plugin.protocol.min, m.PROTOCOL_MIN), max=min(plugin.protocol.max, m.PROTOCOL_MAX)
     )
-    if max(spoken.min, hello.protocol.min) > min(spoken.max, hello.protocol.max):
+    if spoken.highest_common(hello.protocol) is None:
         raise BackendError(
             "protocol-mismatch",
             f"plugin {plugin.plugin_id!r} speaks protocol {facts['manifest_protocol']} "

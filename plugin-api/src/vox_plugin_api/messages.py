@@ -60,6 +60,11 @@ class ProtocolRange(Message):
     min: int
     max: int
 
+    def highest_common(self, other: ProtocolRange) -> int | None:
+        """Return the version both sides use, the highest they share, or None."""
+        version = min(self.max, other.max)
+        return version if version >= max(self.min, other.min) else None
+
 
 # --- handshake -------------------------------------------------------------------------------
 

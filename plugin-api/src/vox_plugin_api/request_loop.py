@@ -2,8 +2,8 @@
 
 Three threads: a reader turns frames into messages, the backend thread (the caller of `run`)
 owns the model and does all the work, a third says once a second that the process lives and how
-much it has finished. Between any two steps the backend thread looks at what has come in, so a
-cancellation takes effect within one step of the generator that is running.
+much it has finished. Before each round of turns the backend thread looks at what has come in, so
+a cancelled request takes no more than one further step.
 """
 
 from __future__ import annotations
@@ -73,11 +73,8 @@ class RequestLoop:
         threading.Thread(target=self._beat, name="vox-heartbeat", daemon=True).start()
         while not self._stopping:
             self._take_messages(wait=not self._running)
-            # A copy: a message taken between two steps may cancel or add requests.
             for request_id in list(self._running):
-                if request_id in self._running:
-                    self._step(request_id)
-                self._take_messages(wait=False)
+                self._step(request_id)
         for request_id in list(self._running):
             self._cancel(request_id)
         return 0

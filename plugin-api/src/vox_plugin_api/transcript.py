@@ -42,12 +42,13 @@ class Exchange:
         for piece in slices:
             self._add({"slice": hashlib.sha256(piece).hexdigest(), "bytes": len(piece)})
 
-    def failed(self, code: str) -> None:
-        """Add the error that ended the request. Its text may hold facts of this machine."""
-        self._add({"failed": code})
+    def end(self, failure: str | None = None) -> None:
+        """State that nothing more will come, and the code of the error if one ended the request.
 
-    def end(self) -> None:
-        """State that nothing more will come."""
+        The error's text is left out: it may hold facts of this machine.
+        """
+        if failure is not None:
+            self._add({"failed": failure})
         self.is_complete = True
         self._transcript._write_complete()
 

@@ -32,7 +32,8 @@ def remez(target: Real, basis: Sequence[Real], low: mp.mpf, high: mp.mpf) -> tup
     """Minimise the largest |target(x) - sum c_k basis_k(x)| on [low, high]."""
     n = len(basis)
     points = [
-        (low + high) / 2 - (high - low) / 2 * mp.cos(mp.pi * mp.mpf(2 * i + 1) / (2 * n + 2)) for i in range(n + 1)
+        (low + high) / 2 - (high - low) / 2 * mp.cos(mp.pi * mp.mpf(2 * i + 1) / (2 * n + 2))
+        for i in range(n + 1)
     ]
     grid = [low + (high - low) * mp.mpf(i) / 1500 for i in range(1501)]
     coefficients: list[mp.mpf] = []
@@ -40,7 +41,9 @@ def remez(target: Real, basis: Sequence[Real], low: mp.mpf, high: mp.mpf) -> tup
         rows = [[phi(x) for phi in basis] + [(-1) ** i] for i, x in enumerate(points)]
         solution = mp.lu_solve(mp.matrix(rows), mp.matrix([target(x) for x in points]))
         coefficients, level = list(solution)[:n], abs(solution[n])
-        errors = [target(x) - mp.fsum(c * phi(x) for c, phi in zip(coefficients, basis)) for x in grid]
+        errors = [
+            target(x) - mp.fsum(c * phi(x) for c, phi in zip(coefficients, basis, strict=True)) for x in grid
+        ]
         extrema: list[int] = []
         for i, error in enumerate(errors):
             if extrema and (error > 0) == (errors[extrema[-1]] > 0):
@@ -111,7 +114,10 @@ def main() -> None:
     high = mp.mpf(int(log2 * 2**15)) / 2**15
     print("ln2 high, 15 bits:", bits(high), " low:", bits(nearest_float(log2 - high)))
     print("log2(e):", bits(nearest_float(1 / log2)))
-    for label, value in (("-2c", -2 * mp.sqrt(2 / mp.pi)), ("-2c*0.044715", -2 * mp.sqrt(2 / mp.pi) * mp.mpf("0.044715"))):
+    for label, value in (
+        ("-2c", -2 * mp.sqrt(2 / mp.pi)),
+        ("-2c*0.044715", -2 * mp.sqrt(2 / mp.pi) * mp.mpf("0.044715")),
+    ):
         print("gelu", label, bits(nearest_float(value)))
 
 

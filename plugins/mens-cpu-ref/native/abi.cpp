@@ -109,7 +109,7 @@ int64_t vox_pack(int32_t format, const void* source, int64_t outputs, int64_t in
 }
 
 int64_t vox_widen(int32_t format, const void* source, int64_t elements, int32_t add_one, float* out) {
-  const WidenTask task{static_cast<Format>(format), source, out, elements, add_one != 0};
+  const WidenTask task{static_cast<Format>(format), source, out, elements, add_one != 0, 1.0f};
   return run({kFloat.active().widen, &task, parts_of(elements, kElementsPerPart), 150});
 }
 

@@ -323,9 +323,12 @@ int64_t ref_pack(int32_t format, const void* source, int64_t outputs, int64_t in
 
 int64_t ref_widen(int32_t format, const void* source, int64_t elements, int32_t add_one, float* out) {
   vox::FlushScope flush;
+  // The product flushes a subnormal; volatile, or the compiler would drop it.
+  const volatile float opaque = 1.0f;
+  const float one = opaque;
   for (int64_t i = 0; i < elements; ++i) {
     const float w = widened(format, source, i);
-    out[i] = add_one ? w + 1.0f : w * 1.0f;
+    out[i] = add_one ? w + 1.0f : w * one;
   }
   return first_fault(out, 1, elements);
 }
@@ -577,7 +580,7 @@ int64_t ref_log_normaliser(const float* x, int64_t rows, int64_t width, float* o
       }
       y = chunk == 0 ? p : y + p;
     }
-    out[r] = m + ref_log(y);
+    out[r] = is_finite(y) ? m + ref_log(y) : y;
   }
   return first_fault(out, rows, 1);
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_t2_a_bad_byte_is_replaced_at_once_and_an_unfinished_tail_once_at_the_en
 def test_every_cut_of_any_bytes_gives_the_whole_decode(data, cuts):
     edges = sorted({0, len(data), *(min(c, len(data)) for c in cuts)})
     stream = Utf8Stream()
-    pieces = [stream.push(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [stream.push(data[a:b]) for a, b in pairwise(edges)]
     assert "".join(pieces) + stream.finish() == data.decode("utf-8", "replace")
 
 
@@ -80,7 +81,7 @@ def test_t3_text_ends_exactly_before_the_stop_for_every_chunking(row):
 )
 def test_the_outcome_is_the_rule_whatever_the_chunking(text, stops, cuts):
     edges = sorted({0, len(text), *(min(c, len(text)) for c in cuts)})
-    chunks = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    chunks = [text[a:b] for a, b in pairwise(edges)]
     expected = by_definition(text, stops)
     found = emitted(chunks, stops)
     assert found[0] == expected[0]

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +27,13 @@ from vox_host.models.catalogue import Catalogue, InstalledModel
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
-from vox_host.workers import Limits, Supervisor, Worker
+from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
 __all__ = ["ModelOptions", "OpenModel", "open_model"]
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -159,13 +164,8 @@ class _Start:
                     raise last_failure from None
                 raise
             chosen = resolution.chosen
-            plan = await asyncio.to_thread(
-                plan_launch,
-                chosen,
-                plugins_dir=self.settings.plugins_dir,
-                log_dir=self.settings.log_dir,
-                require_verified=self.options.require_verified,
-            )
+            verified_plan = functools.partial(self._verified_plan, chosen)
+            plan = await verified_plan()
             self.progress(f"starting {chosen.plugin_id} {chosen.version}")
             loads: list[m.LoadResult] = []
 
@@ -176,8 +176,13 @@ class _Start:
                 loads.append(m.LoadResult.model_validate(event.result))
 
             supervisor = Supervisor(
-                plan, prepare=load, transcript=self.transcript, limits=self.options.limits
+                plan,
+                prepare=load,
+                renew=verified_plan,
+                transcript=self.transcript,
+                limits=self.options.limits,
             )
+            started = time.monotonic()
             try:
                 await supervisor.start()
             except IntegrityError:
@@ -189,6 +194,8 @@ class _Start:
                 self._note(chosen, _stage_of(failure), "failed", failure.code, failure.message)
                 self.progress(f"{chosen.plugin_id} could not be used: {failure.message}")
                 continue
+            load_ms = (time.monotonic() - started) * 1000
+            log.info("plugin.loaded id=%s load_ms=%.0f", chosen.plugin_id, load_ms)
             self._note(chosen, "start", "passed", "started", "handshake completed")
             self._note(
                 chosen, "self-test", "passed", "self-test-passed", "the lane's operators gave the right bits"
@@ -196,6 +203,15 @@ class _Start:
             self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
             # Resolved once more, so that the record holds what the attempts have shown.
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    async def _verified_plan(self, chosen: Candidate) -> LaunchPlan:
+        return await asyncio.to_thread(
+            plan_launch,
+            chosen,
+            plugins_dir=self.settings.plugins_dir,
+            log_dir=self.settings.log_dir,
+            require_verified=self.options.require_verified,
+        )
 
     def _load_params(self, chosen: Candidate) -> m.LoadModelParams:
         offered = chosen.manifest.backend.numerics if chosen.manifest is not None else []

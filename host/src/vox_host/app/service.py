@@ -171,7 +171,8 @@ class ModelService:
         Raises:
             ContextOverflowError: it leaves no room for an answer.
         """
-        return await self._encode_within_context(self.tokenizer.encode, text)
+        ids: list[int] = await self._within_context(self.tokenizer.encode, text)
+        return ids
 
     async def encode_chat(
         self,
@@ -194,10 +195,14 @@ class ModelService:
                 f'the model "{self.info.name}" has no chat template: a base model continues text',
                 remedy="Use /v1/completions (or `vox-host generate`) with a prompt.",
             )
+        # What can't fit by itself is not rendered first; templates write messages whole.
+        for message in messages:
+            await self._within_context(self.tokenizer.check_length, message["content"])
         rendered = await asyncio.to_thread(template.render, messages, tools=tools, variables=variables)
-        return await self._encode_within_context(
+        ids: list[int] = await self._within_context(
             self.tokenizer.encode_markup, rendered.text, rendered.positions
         )
+        return ids
 
     def check_fits(self, prompt_tokens: int, *, needs_room: bool = True) -> None:
         """Refuse a prompt that leaves no room.
@@ -271,13 +276,12 @@ class ModelService:
         whole.text = "".join(texts)
         return whole
 
-    async def _encode_within_context(self, encode: Any, *arguments: Any) -> list[int]:
+    async def _within_context(self, encode: Any, *arguments: Any) -> Any:
         limit = self.info.context_length
         try:
-            ids: list[int] = await asyncio.to_thread(encode, *arguments, limit=limit)
+            return await asyncio.to_thread(encode, *arguments, limit=limit)
         except PromptTooLong as finding:
             raise ContextOverflowError(finding.tokens, limit, is_estimate=finding.is_estimate) from None
-        return ids
 
 
 def _answer_piece(text: str, tokens: Sequence[Any]) -> AnswerPiece:

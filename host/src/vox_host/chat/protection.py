@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from vox_host.literals import LiteralFinder
@@ -62,9 +63,8 @@ class Protector:
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
-            for place in reversed(self._places(value)):
-                value = value[:place] + mark + value[place:]
-            return value
+            edges = [0, *self._places(value), len(value)]
+            return mark.join(value[start:end] for start, end in pairwise(edges))
         if isinstance(value, list):
             return [self._marked(item, mark) for item in value]
         if isinstance(value, dict):

@@ -83,10 +83,8 @@ class StopScanner:
                     k = border[k - 1]
                 if stop[k] == character:
                     k += 1
-                if k == len(stop):
-                    if k > longest:
-                        longest, self.stopped_by = k, stop
-                    k = border[k - 1]
+                if k == len(stop) and k > longest:
+                    longest, self.stopped_by = k, stop
                 self._matched[which] = k
             if longest:
                 self._held = ""

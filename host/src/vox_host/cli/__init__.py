@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import typer
 
+import vox_host
 from vox_host.cli import output
 
 __all__ = ["main", "run"]
@@ -85,16 +86,19 @@ def _build(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.print_line(f"vox-host {vox_host.__version__}")
+        raise typer.Exit
+
+
 def _root(
     debug: bool = typer.Option(False, "--debug", help="Add the traceback to an error."),
     verbose: bool = typer.Option(False, "--verbose", help="Log to stderr what is done."),
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
 ) -> None:
-    if version:
-        import vox_host
-
-        output.print_line(f"vox-host {vox_host.__version__}")
-        raise typer.Exit
     if verbose:
         logging.basicConfig(
             level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"

@@ -6,16 +6,18 @@ All but `install` work with every plugin broken, and none imports a plugin.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
-from vox_host.hardware.record import Machine
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord
 from vox_host.settings import Settings, load_settings, tool_environment
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Machine
 
 __all__ = ["register"]
 

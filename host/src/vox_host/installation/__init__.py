@@ -5,7 +5,7 @@ interpreter, `environment` builds the plugin's own environment, `store` is the p
 (lock, leftovers, receipts), and `install` joins them.
 """
 
-from vox_host.installation.install import InstallRequest, install
+from vox_host.installation.install import Installed, InstallRequest, install
 from vox_host.installation.store import remove
 
-__all__ = ["InstallRequest", "install", "remove"]
+__all__ = ["InstallRequest", "Installed", "install", "remove"]

@@ -334,11 +334,11 @@ def _disk_errors(plugins_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise PluginError(
                 "disk-full",
-                "the disk is full; nothing was installed",
-                facts=[("folder", str(plugins_dir))],
+                "the disk has no room left; nothing was installed",
+                facts=[("folder", str(plugins_dir)), ("system", error.strerror)],
                 remedy="Free some space, or set VOX_HOME to a folder on another disk.",
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):

@@ -21,7 +21,7 @@ _Command = list[str | Path]
 Report = Callable[[str], None]
 """Takes one line of progress."""
 
-_TAIL_LINES = 15
+_TAIL_LINES = 25
 _PROGRESS_EVERY_S = 5.0
 
 
@@ -51,10 +51,10 @@ class Tools:
     def build_wheel(self, source: Path, destination: Path) -> Path:
         """Build `source` into a wheel in the empty folder `destination`."""
         if self.uv is not None:
-            command: _Command = [self.uv, "build", "--quiet", "--wheel", "--python", self.python]
+            command: _Command = [self.uv, "build", "--wheel", "--python", self.python]
             command += ["--out-dir", destination, *self._index_options(), source]
         else:
-            command = [*self._pip(), "wheel", "--quiet", "--no-deps", "--wheel-dir", destination]
+            command = [*self._pip(), "wheel", "--no-deps", "--wheel-dir", destination]
             command += [*self._index_options(), source]
         self._run(command, f"building {source.name}")
         wheels = sorted(destination.glob("*.whl"))

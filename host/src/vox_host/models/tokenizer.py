@@ -18,9 +18,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +134,7 @@ class Tokenizer:
             PromptTooLong: it has more than `limit` tokens.
         """
         if limit is not None:
-            self._give_up_early(text, limit)
+            self.check_length(text, limit)
         ids = self._encode(text, add_special_tokens=add_special_tokens)
         # A prompt that spells the BOS itself gets no second one from the post-processor.
         if add_special_tokens and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
@@ -151,10 +153,13 @@ class Tokenizer:
             PromptTooLong: it has more than `limit` tokens.
         """
         if limit is not None:
-            self._give_up_early(text, limit)
+            self.check_length(text, limit)
         ids: list[int] = []
-        for piece, is_protected in self._pieces(text, protected):
-            ids += self._encode(piece, add_special_tokens=False, specials_are_text=is_protected)
+        for piece, positions in self._pieces(text, protected):
+            if positions:
+                ids += self._encode_protected(piece, positions)
+            else:
+                ids += self._encode(piece, add_special_tokens=False)
         return _within(ids, limit)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -178,8 +183,12 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _give_up_early(self, text: str, limit: int) -> None:
-        """Raise if the text is certainly too long, having encoded little more than `limit` tokens of it."""
+    def check_length(self, text: str, limit: int) -> None:
+        """Encode little more than `limit` tokens of a long text, to find out if it can't fit.
+
+        Raises:
+            PromptTooLong: it can't.
+        """
         if len(text) <= 2 * _SLICE_CHARS:
             return
         count = 0
@@ -189,30 +198,42 @@ class Tokenizer:
                 share = min(1.0, (start + _SLICE_CHARS) / len(text))
                 raise PromptTooLong(round(count / share), limit, is_estimate=share < 1.0)
 
-    def _pieces(self, text: str, protected: Sequence[int]) -> list[tuple[str, bool]]:
-        """Cut a prompt around the text that holds protected positions.
+    def _encode_protected(self, text: str, positions: Sequence[int]) -> list[int]:
+        """Encode text in which no special token may be seen."""
+        ids = self._encode(text, add_special_tokens=False, specials_are_text=True)
+        if self._special.keys().isdisjoint(ids):
+            return ids
+        # Some vocabularies hold a special token's text as a word, too. Cut behind the first
+        # character of each such text; what is found even so (a token of one character) is dropped.
+        cuts = sorted({0, len(text), *(p + 1 for p in positions)})
+        ids = []
+        for start, end in pairwise(cuts):
+            ids += self._encode(text[start:end], add_special_tokens=False, specials_are_text=True)
+        return [token_id for token_id in ids if token_id not in self._special]
+
+    def _pieces(self, text: str, protected: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """Cut a prompt around the text that holds protected positions; each piece comes with its own.
 
         Between two real special tokens the tokenizer sees the same text either way, so only
         runs that have a protected position are encoded apart.
         """
         if not protected or not self._special_texts:
-            return [(text, False)]
-        pieces: list[tuple[str, bool]] = []
+            return [(text, [])]
+        pieces: list[tuple[str, list[int]]] = []
         plain_from = run_from = 0
-        positions = iter([*protected, len(text) + 1])
-        position = next(positions)
+        remaining = deque(protected)
         for start, end in [*self._real_specials(text, protected), (len(text), len(text))]:
-            has_protected = position < start
-            while position < start:
-                position = next(positions)
-            if has_protected:
+            inside: list[int] = []
+            while remaining and remaining[0] < start:
+                inside.append(remaining.popleft() - run_from)
+            if inside:
                 if plain_from < run_from:
-                    pieces.append((text[plain_from:run_from], False))
-                pieces.append((text[run_from:start], True))
+                    pieces.append((text[plain_from:run_from], []))
+                pieces.append((text[run_from:start], inside))
                 plain_from = start
             run_from = end
         if plain_from < len(text):
-            pieces.append((text[plain_from:], False))
+            pieces.append((text[plain_from:], []))
         return pieces
 
     def _real_specials(self, text: str, protected: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from vox_host.errors import VoxError
+from vox_host.errors import UsageError, VoxError
 from vox_host.workers import failures
 from vox_plugin_api import messages as m
 from vox_plugin_api.framing import (
@@ -104,7 +104,7 @@ class Connection:
         answers: asyncio.Queue[Event | m.WorkerError | VoxError] = asyncio.Queue()
         self._answers[request_id] = answers
         try:
-            self.send(m.Request(id=request_id, method=method, params=params.model_dump(mode="json")))
+            self._ask(m.Request(id=request_id, method=method, params=params.model_dump(mode="json")))
             while True:
                 answer = await answers.get()
                 if isinstance(answer, m.WorkerError):
@@ -118,6 +118,21 @@ class Connection:
             # Still there: the worker has not ended it, so the caller has.
             if self._answers.pop(request_id, None) is not None:
                 self.send(m.Cancel(id=request_id))
+
+    def _ask(self, request: m.Request) -> None:
+        try:
+            self.send(request)
+        except ProtocolError as error:
+            del self._answers[request.id]
+            raise UsageError(
+                "request-too-large",
+                f"a request of method {request.method!r} is too large; it was not sent",
+                facts=[
+                    ("limit", f"{error.facts['limit']} bytes"),
+                    ("found", f"{error.facts['found']} bytes"),
+                ],
+                remedy="Ask for less at once.",
+            ) from None
 
     def fail(self, error: VoxError) -> None:
         """End all requests in flight, and any that come, with `error`."""

@@ -11,20 +11,20 @@ from vox_host.workers.launch import LaunchPlan
 from vox_host.workers.process import Exit, WorkerProcess
 from vox_plugin_api import messages as m
 
-__all__ = ["from_worker_error", "not_started", "refused", "worker_died", "worker_killed"]
+__all__ = ["from_worker_error", "not_ended", "not_started", "refused", "worker_died", "worker_killed"]
 
 _GIB = 2**30
-_SHOWN_LINES = 8
+_SHOWN_LINES = 20
 
 
 def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
     """Return the error for a process that ended by itself while `doing` was going on."""
-    remedy = f"Full log: {process.log_path}"
-    if exit_.signal_number == signal.SIGKILL:
-        remedy = f"The system probably killed it for memory (not confirmed). {remedy}"
+    # The log's path is a fact, for the terminal; message and remedy also reach clients over HTTP.
+    was_killed = exit_.signal_number == signal.SIGKILL
+    remedy = "The system probably killed it for memory (not confirmed)." if was_killed else None
     return WorkerFailedError(
         "worker-died",
-        f'worker "{plan.plugin_id}" exited {doing}; what it was doing was not repeated',
+        f'worker "{plan.plugin_id}" exited {doing} ({exit_}); what it was doing was not repeated',
         facts=[("exit", str(exit_)), *_evidence(plan, process)],
         remedy=remedy,
     )
@@ -38,7 +38,6 @@ def worker_killed(
         code,
         f'worker "{plan.plugin_id}" {why}; it was killed and what it was doing was not repeated',
         facts=[*facts, *_evidence(plan, process)],
-        remedy=f"Full log: {process.log_path}",
     )
 
 
@@ -49,6 +48,17 @@ def not_started(plan: LaunchPlan, error: OSError) -> WorkerFailedError:
         f'worker "{plan.plugin_id}" could not be started: {error.strerror or error}',
         facts=[("interpreter", str(plan.python)), ("log directory", str(plan.log_dir))],
         remedy=f"Run `vox-host plugin verify {plan.plugin_id}`, then install the plugin again.",
+    )
+
+
+def not_ended(plan: LaunchPlan, process: WorkerProcess) -> WorkerFailedError:
+    """Return the error for a process that even SIGKILL did not end."""
+    return WorkerFailedError(
+        "worker-not-ended",
+        f'worker "{plan.plugin_id}" was sent SIGKILL and is still there',
+        facts=[("pid", process.pid), ("log", str(process.log_path))],
+        remedy="It probably waits inside the kernel, for a disk or a device driver (not confirmed); "
+        f"`ps -o stat,wchan -p {process.pid}` shows where.",
     )
 
 

@@ -41,9 +41,12 @@ class Limits:
     """From the polite request to SIGTERM."""
     terminate_grace_s: float = 2.0
     """From SIGTERM to SIGKILL."""
+    kill_timeout_s: float = 10.0
+    """From SIGKILL to the end of the process."""
     max_restarts: int = 3
-    """In a row; a worker that has served for `healthy_after_s` starts a new row."""
+    """In a row."""
     healthy_after_s: float = 60.0
+    """A worker that has served for so long starts a new row of restarts."""
     backoff_s: float = 0.25
     """Before the first restart; it doubles for each one after."""
     ready_timeout_s: float = 180.0

@@ -119,7 +119,7 @@ class WorkerProcess:
         """End the process and all it has started, now."""
         self._signal(signal.SIGKILL)
 
-    async def end(self, limits: Limits) -> Exit:
+    async def end(self, limits: Limits) -> None:
         """Wait for the process to leave by itself, then insist, then kill."""
         for wait_s, next_signal in (
             (limits.shutdown_grace_s, signal.SIGTERM),
@@ -127,9 +127,8 @@ class WorkerProcess:
         ):
             done, _ = await asyncio.wait([self.exited], timeout=wait_s)
             if done:
-                break
+                return
             self._signal(next_signal)
-        return await asyncio.shield(self.exited)
 
     def _signal(self, number: signal.Signals) -> None:
         # Not once it was waited for: its number may then be another group's.

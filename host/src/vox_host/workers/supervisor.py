@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vox_host.errors import VoxError, WorkerFailedError
+from vox_host.errors import IntegrityError, PluginError, VoxError, WorkerFailedError
 from vox_host.workers.connection import Event
 from vox_host.workers.launch import LaunchPlan, Limits
 from vox_host.workers.worker import Worker
@@ -44,6 +44,7 @@ class Supervisor:
         self,
         plan: LaunchPlan,
         *,
+        renew: Callable[[], Awaitable[LaunchPlan]] | None = None,
         prepare: Callable[[Worker], Awaitable[None]] | None = None,
         on_state: Callable[[WorkerState], None] | None = None,
         transcript: Transcript | None = None,
@@ -51,10 +52,12 @@ class Supervisor:
     ) -> None:
         """Nothing starts yet.
 
-        `prepare` makes a fresh worker ready (it loads the model) and runs again after each
-        restart. `on_state` hears of every change of state.
+        `prepare` makes a fresh worker ready (it loads the model) and runs again after each restart.
+        `renew` gives the plan of each restart, its bytes verified again; without it `plan` is used
+        again. `on_state` hears of every change of state.
         """
         self._plan = plan
+        self._renew = renew
         self._prepare = prepare
         self._on_state = on_state
         self._transcript = transcript
@@ -155,7 +158,12 @@ class Supervisor:
             if time.monotonic() - began_s > self._limits.healthy_after_s:
                 in_a_row = 0
             self._set("restarting", pid=None, last_error=error)
-            await worker.stop()
+            try:
+                await worker.stop()
+            except VoxError as failure:
+                # Two workers at once could hold twice the memory.
+                self._set("failed", last_error=failure)
+                return
             while True:
                 if in_a_row >= self._limits.max_restarts:
                     self._set("failed", pid=None)
@@ -164,8 +172,14 @@ class Supervisor:
                 in_a_row += 1
                 self._set("restarting", restarts=self._state.restarts + 1)
                 try:
+                    if self._renew is not None:
+                        self._plan = await self._renew()
                     worker = await self._start_worker()
                     break
+                except (IntegrityError, PluginError) as failure:
+                    # Another attempt would find the same bytes.
+                    self._set("failed", last_error=failure)
+                    return
                 except VoxError as failure:
                     self._set("restarting", last_error=failure)
 

@@ -99,19 +99,21 @@ class Worker:
             WorkerFailedError: the worker answered with an error, or did not answer to the end.
         """
         exchange = self._transcript.begin(method, params) if self._transcript else None
+        failure: str | None = "cancelled"
         try:
             async with contextlib.aclosing(self._connection.stream(method, params)) as events:
                 async for event in events:
                     if exchange is not None:
                         exchange.event(event.result, event.payloads)
+                    if event.final:
+                        failure = None
                     yield event
         except VoxError as error:
-            if exchange is not None:
-                exchange.failed(error.code)
+            failure = error.code
             raise
         finally:
             if exchange is not None:
-                exchange.end()
+                exchange.end(failure)
 
     async def call(self, method: m.Method, params: m.Message) -> Event:
         """Return the last event of one request.
@@ -126,7 +128,11 @@ class Worker:
         raise AssertionError("unreachable: a stream ends with a final event or an error")
 
     async def stop(self) -> None:
-        """Ask the worker to finish; insist when it does not. Requests in flight are cancelled."""
+        """Ask the worker to finish; insist when it does not. Requests in flight are cancelled.
+
+        Raises:
+            WorkerFailedError: not even SIGKILL ended it.
+        """
         self._connection.fail(
             WorkerFailedError("worker-stopped", f'worker "{self._plan.plugin_id}" was stopped')
         )
@@ -135,11 +141,13 @@ class Worker:
         await self._leave()
 
     async def _leave(self) -> None:
-        await asyncio.shield(self._process.exited)
+        await asyncio.wait([self._process.exited], timeout=self._limits.kill_timeout_s)
         self._monitor.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._monitor
         await self._connection.close()
+        if not self._process.exited.done():
+            raise failures.not_ended(self._plan, self._process)
 
     # --- handshake -------------------------------------------------------------------------
 
@@ -178,7 +186,7 @@ class Worker:
 
     def _check(self, hello: m.WorkerHello, ours: m.ProtocolRange, nonce: str) -> None:
         plan = self._plan
-        if max(hello.protocol.min, ours.min) > min(hello.protocol.max, ours.max):
+        if ours.highest_common(hello.protocol) is None:
             raise PluginError(
                 "protocol-mismatch",
                 f'plugin "{plan.plugin_id}" speaks protocol {hello.protocol.min} to {hello.protocol.max}, '

@@ -16,7 +16,7 @@ returns the operator's name and the rows since the last call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,6 +62,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Logical shape; for a quantised matrix [rows, columns], `data` being raw GGML blocks row by row."""
     data: memoryview
+    taken: Callable[[int], None] = lambda nbytes: None
+    """To be told how many leading bytes of `data` are no longer needed: a lane that repacks a
+    large tensor piece by piece then never holds it twice."""
 
 
 @dataclass(frozen=True, slots=True)

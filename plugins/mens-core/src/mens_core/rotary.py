@@ -96,10 +96,7 @@ def cos_sin(frequency: int, position: int, factor: tuple[int, int] | None = None
     octant, rest = divmod(angle, 1 << 125)
     if octant % 2:
         rest = (1 << 125) - rest
-    x = 2 * _mulhi(4 * rest, _TWO_PI_Q125)
-    z = _mulhi(x, x)
-    sine = x - _mulhi(x, _horner(_SINE_TERMS, z))
-    cosine = _ONE - _horner(_COSINE_TERMS, z)
+    sine, cosine = _reduced_sine_cosine(rest)
     quarter = (octant + 1) // 2 % 4
     if quarter % 2:
         cosine, sine = sine, cosine
@@ -117,6 +114,13 @@ def table(
         [[cos_sin(f, position, factor) for f in freqs] for position in positions], dtype=np.uint32
     ).view(np.float32)
     return bits[:, :, 0].copy(), bits[:, :, 1].copy()
+
+
+def _reduced_sine_cosine(rest: int) -> tuple[int, int]:
+    """Sine and cosine, times 2^128, of `rest` / 2^128 turns, at most an eighth."""
+    x = 2 * _mulhi(4 * rest, _TWO_PI_Q125)
+    z = _mulhi(x, x)
+    return x - _mulhi(x, _horner(_SINE_TERMS, z)), _ONE - _horner(_COSINE_TERMS, z)
 
 
 def _turns(rope: Rope, i: int, precision: int) -> int:

@@ -9,6 +9,7 @@ planned tensors to a lane. What is not planned is never read, except the few num
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -68,8 +69,6 @@ class WeightPlan:
     """By our name: "embed_tokens.weight", "layers.0.mlp.up_proj.weight", "lm_head.weight"."""
     prefix: str
     """Before the decoder's names in the checkpoint."""
-    is_tied: bool
-    """One matrix is embedding and head."""
     norms_plus_one: bool
     """The lane adds 1 to norm weights as it loads them."""
     used: tuple[str, ...]
@@ -129,12 +128,10 @@ def plan_weights(config: ModelConfig, checkpoint: Checkpoint) -> WeightPlan:
     _refuse_missing(sorted(set(shapes) - set(checkpoint)), unused, head)
     planned = {name: _stored_as(checkpoint, name) for name in shapes}
     _refuse_wrong_shapes(config, planned, shapes, sources)
-    _refuse_quantised_vectors(planned)
     notes += _notes_on_unused(unused, prefix, head)
     return WeightPlan(
         tensors={sources[name]: tensor for name, tensor in planned.items()},
         prefix=prefix,
-        is_tied=config.tie_word_embeddings,
         norms_plus_one=config.norm_plus_one and not checkpoint.quant_metadata.norms_include_one,
         used=tuple(sorted(planned)),
         unused=unused,
@@ -164,7 +161,13 @@ class Weights:
         return self._ops.load_vector(self._stored(tensor), plus_one=self._plan.norms_plus_one)
 
     def _stored(self, tensor: PlannedTensor) -> StoredTensor:
-        return StoredTensor(tensor.name, tensor.format, tensor.shape, self._checkpoint.data(tensor.name))
+        return StoredTensor(
+            tensor.name,
+            tensor.format,
+            tensor.shape,
+            self._checkpoint.data(tensor.name),
+            functools.partial(self._checkpoint.release, tensor.name),
+        )
 
 
 def _choose_prefix(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, str]:
@@ -239,17 +242,6 @@ def _refuse_wrong_shapes(
             remedy="Set head_dim in config.json to the model's head width."
             if is_head_dim_wrong
             else "config.json and the weights are of different models: fetch both again.",
-        )
-
-
-def _refuse_quantised_vectors(planned: Mapping[str, PlannedTensor]) -> None:
-    quantised = [t.name for t in planned.values() if len(t.shape) == 1 and t.format not in _FORMATS.values()]
-    if quantised:
-        raise BackendError(
-            "weights-format",
-            f"norm weights must be floats; quantised are {_shorten(quantised, len(quantised))}. "
-            "Nothing was loaded.",
-            facts={"tensors": quantised[:200]},
         )
 
 

@@ -7,14 +7,14 @@ costs as much as some of them, so it is asked once per array.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AddressCache", "Rows", "address_of", "aligned_zeros", "new_rows"]
+__all__ = ["AddressCache", "Rows", "address_of", "new_rows", "untouched_zeros"]
 
-_ALIGNMENT = 64
 _FLOAT = np.dtype(np.float32)
 
 
@@ -47,12 +47,15 @@ def address_of(
         return array.ctypes.data
 
 
-def aligned_zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return `count` zeros whose address is a multiple of a cache line."""
+def untouched_zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return `count` zeros, page-aligned, that take memory page by page as they are written.
+
+    numpy asks for huge pages, and a KV cache of which one position per block is written would
+    then take 2 MiB for each.
+    """
     kind = np.dtype(dtype)
-    memory = np.zeros(count * kind.itemsize + _ALIGNMENT, np.uint8)
-    offset = -memory.ctypes.data % _ALIGNMENT
-    return memory[offset : offset + count * kind.itemsize].view(kind)
+    memory = mmap.mmap(-1, max(1, count * kind.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, kind, count)
 
 
 class AddressCache:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints, Ops, StoredTensor, is_quantised
 from mens_cpu_ref import quantised
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, aligned_zeros, new_rows
+from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.rotary import RotaryTable
@@ -58,8 +58,9 @@ class KvCache:
 class CpuOps(Ops):
     """The operator contract over native functions (`library.Library.kernels` or `.reference`)."""
 
-    def __init__(self, functions: Mapping[str, Function]) -> None:
+    def __init__(self, functions: Mapping[str, Function], *, facts: Mapping[str, Any] | None = None) -> None:
         self._functions = functions
+        self._facts = dict(facts or {})
         self._faults: list[Fault] = []
         self._index = AddressCache()
         # Looked up once: a step calls these hundreds of times.
@@ -80,7 +81,7 @@ class CpuOps(Ops):
         number = _FLOAT_FORMATS[stored.format]
         source = _float_bytes(stored, rows * columns)
         padded_rows = -(-rows // _PANEL) * _PANEL
-        packed = aligned_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
+        packed = untouched_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
         address = address_of(packed)
         code = self._functions["pack"](number, address_of(source), rows, columns, address)
         _check_weights(code, stored, row=code - 1)
@@ -106,8 +107,8 @@ class CpuOps(Ops):
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> KvCache:
         """Reserve blocks; memory is touched, and so taken, block by block as they are used."""
         stride = -(-head_dim // _PANEL) * _PANEL
-        keys = aligned_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
-        values = aligned_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
+        keys = untouched_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
+        values = untouched_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
         return KvCache(
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -134,6 +135,10 @@ class CpuOps(Ops):
             return []
         taken, self._faults = self._faults, []
         return taken
+
+    def facts(self) -> dict[str, Any]:
+        """Say which instruction set and how many threads, where the maker of the lane said so."""
+        return self._facts
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -165,9 +170,7 @@ class CpuOps(Ops):
         if columns != weight.columns:
             raise ValueError(f"{name}: x [{rows}, {columns}] does not fit [{weight.rows}, {weight.columns}]")
         out = new_rows(rows, weight.rows)
-        code = self._linear(
-            weight.number, weight.address, weight.rows, columns, x.address, rows, out.address
-        )
+        code = self._linear(weight.number, weight.address, weight.rows, columns, x.address, rows, out.address)
         return out if code == 0 else self._checked(code, out, name)
 
     def linear_many(
@@ -182,7 +185,9 @@ class CpuOps(Ops):
                 continue
             codes = activations.get(weight.block)
             if codes is None:
-                codes = activations[weight.block] = quantised.quantise(self._functions, x.values, weight.block)
+                codes = activations[weight.block] = quantised.quantise(
+                    self._functions, x.values, weight.block
+                )
             values, code = quantised.linear(self._functions, codes, weight)
             outputs.append(self._checked(code, Rows(values), name))
         return outputs
@@ -222,7 +227,9 @@ class CpuOps(Ops):
         index, width = self._index, cache.kv_heads * cache.head_dim
         rows = len(batch.positions)
         if k.values.shape != (rows, width) or v.values.shape != (rows, width):
-            raise ValueError(f"layer {layer}: k {k.values.shape}, v {v.values.shape} are not [{rows}, {width}]")
+            raise ValueError(
+                f"layer {layer}: k {k.values.shape}, v {v.values.shape} are not [{rows}, {width}]"
+            )
         sequences, blocks_per_sequence = batch.block_tables.shape
         code = self._kv_append(
             k.address,
@@ -248,7 +255,11 @@ class CpuOps(Ops):
         """Causal attention over the KV blocks of each row's sequence."""
         index = self._index
         rows, width = q.values.shape
-        if (width, spec.kv_heads, spec.head_dim) != (spec.heads * spec.head_dim, cache.kv_heads, cache.head_dim):
+        if (width, spec.kv_heads, spec.head_dim) != (
+            spec.heads * spec.head_dim,
+            cache.kv_heads,
+            cache.head_dim,
+        ):
             raise ValueError(f"{name}: q [{rows}, {width}] and the cache do not fit {spec}")
         sequences, blocks_per_sequence = batch.block_tables.shape
         out = new_rows(rows, width)
@@ -318,7 +329,12 @@ class CpuOps(Ops):
         factors = np.ascontiguousarray(repetition, np.float32)
         offsets = np.ascontiguousarray(subtract, np.float32)
         code = self._functions["penalise"](
-            address_of(logits.values[row]), width, address_of(ids), len(ids), address_of(factors), address_of(offsets)
+            address_of(logits.values[row]),
+            width,
+            address_of(ids),
+            len(ids),
+            address_of(factors),
+            address_of(offsets),
         )
         if code > 0:
             self._faults.append(Fault("penalise", (row,)))

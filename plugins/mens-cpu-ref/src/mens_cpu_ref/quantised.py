@@ -53,6 +53,9 @@ Bytes = npt.NDArray[np.uint8]
 _NUMBERS: Mapping[str, int] = {"q8_0": 0, "q5_0": 1, "q4_0": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
 _OUT_OF_MEMORY = -1
 # Below this a huge page would waste more than it saves in address translation.
+_GROUP_ROWS = 16
+"""Rows packed together (kGroupRows of quant_formats.h); a piece is whole groups."""
+_PIECE_BYTES = 8 << 20
 _HUGE_PAGE_BYTES = 8 << 20
 
 
@@ -112,15 +115,22 @@ def pack_matrix(functions: Functions, stored: StoredTensor) -> QuantisedMatrix:
     file = np.frombuffer(stored.data, np.uint8)
     packed = _zeroed(functions["quant_packed_bytes"](number, rows, columns))
     address = address_of(packed)
-    code = functions["quant_pack"](number, address_of(file), rows, columns, address)
-    _check_memory(code, f"loading {stored.name}")
-    if code > 0:
-        raise BackendError(
-            "weights-not-finite",
-            f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
-            facts={"tensor": stored.name, "row": code - 1},
-            remedy="import the model again from its source",
-        )
+    # Piece by piece, each given back before the next: file and copy are never both in memory.
+    step = max(_GROUP_ROWS, _PIECE_BYTES * rows // max(1, expected) // _GROUP_ROWS * _GROUP_ROWS)
+    source, source_row = address_of(file), expected // rows
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        target = address + (functions["quant_packed_bytes"](number, first, columns) if first else 0)
+        code = functions["quant_pack"](number, source + first * source_row, count, columns, target)
+        _check_memory(code, f"loading {stored.name}")
+        if code > 0:
+            raise BackendError(
+                "weights-not-finite",
+                f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
+                facts={"tensor": stored.name, "row": first + code - 1},
+                remedy="import the model again from its source",
+            )
+        stored.taken((first + count) * source_row)
     return QuantisedMatrix(stored.format, number, block_of(stored.format), rows, columns, packed, address)
 
 

@@ -24,7 +24,7 @@ class RotaryTable:
     table, slots, number of slots; they change when a block is made.
     """
 
-    __slots__ = ("_factor", "_frequencies", "_make", "_made", "_slots", "_table", "arguments", "pairs")
+    __slots__ = ("_factor", "_frequencies", "_made", "_make", "_slots", "_table", "arguments", "pairs")
 
     def __init__(
         self, make: Function, frequencies: Sequence[int], attention_factor: tuple[int, int] | None

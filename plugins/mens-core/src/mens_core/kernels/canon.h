@@ -5,6 +5,7 @@
 // names. So the text of exp, log, ... exists once for scalar, SIMD and GPU code. Constants are
 // bit patterns, since no two compilers agree on how to read a decimal.
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
 
 #define CANON static inline __attribute__((always_inline))

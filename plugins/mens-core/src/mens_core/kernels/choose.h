@@ -98,7 +98,8 @@ static int64_t log_normaliser_part(const void* task, int64_t begin, int64_t end,
       }
       for (int64_t c = 0; c < chunks; ++c) total = i + c == 0 ? sums[0] : f_add(total, sums[c]);
     }
-    rows.out[r] = f_add(m, f_log(total));
+    // log is defined for finite numbers: a sum that is not is passed on as it is.
+    rows.out[r] = is_finite(total) ? f_add(m, f_log(total)) : total;
     if (!is_finite(rows.out[r]) && fault == 0) fault = 1 + r;
   }
   return fault;

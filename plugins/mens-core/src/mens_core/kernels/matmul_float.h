@@ -171,7 +171,7 @@ static int64_t widen_part(const void* task, int64_t begin, int64_t end, void*) {
   for (int64_t i = begin * kElementsPerPart; i < last; i += kLanes) {
     const int64_t count = last - i < kLanes ? last - i : kLanes;
     VF y = load_widened(widen.format, widen.source, i, count);
-    y = widen.add_one ? f_add(y, F_CONST(VF, 0x3F800000u)) : f_mul(y, F_CONST(VF, 0x3F800000u));
+    y = widen.add_one ? f_add(y, F_CONST(VF, 0x3F800000u)) : f_mul(y, f_splat(widen.one));
     watch.see(y);
     if (count == kLanes)
       f_store(widen.out + i, y);

@@ -116,7 +116,10 @@ CANON FullBytes full_bytes(Bytes b) {
 }
 CANON __m256i dot_half(__m256i sum, __m256i unsigned_side, __m256i signed_side) {
   const __m256i pairs = _mm256_maddubs_epi16(unsigned_side, signed_side);
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  __m256i next = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  // Left alone, gcc puts the additions off and spills every product on the way.
+  __asm__("" : "+x"(next));
+  return next;
 }
 CANON VI dot_codes(VI sum, Bytes w, int32_t a) {
   const __m256i s = _mm256_set1_epi32(a);

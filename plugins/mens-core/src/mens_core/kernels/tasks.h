@@ -44,6 +44,7 @@ struct WidenTask {  // parts as elementwise
   float* out;
   int64_t elements;
   bool add_one;
+  float one;  // told at run time: a compiler drops a multiplication by a 1 it knows, and the flush with it
 };
 
 struct LinearTask {  // parts are (group of panels, block of rows)

@@ -1,0 +1,187 @@
+// Runs every float operator and quantised product as kernel and as reference, compares bytes, and prints
+// one FNV-1a digest of all outputs per line. Two machines agree when their lines do; under an emulator it
+// checks an architecture that no Python is at hand for. Exit status 1 where kernel and reference differ.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "../abi.h"
+#include "../quant_abi.h"
+
+namespace {
+
+using Floats = std::vector<float>;
+
+uint32_t g_state = 12345;
+uint32_t word() { return g_state = g_state * 1664525u + 1013904223u; }
+// Exact numbers of very different sizes in (-2, 2).
+float number() {
+  const float significand = static_cast<float>(static_cast<int32_t>(word() >> 8) - (1 << 23));
+  return ldexpf(significand, -22 - static_cast<int>(word() >> 29));
+}
+Floats numbers(size_t count) {
+  Floats x(count);
+  for (float& v : x) v = number();
+  return x;
+}
+
+uint64_t digest(const void* data, size_t bytes, uint64_t h = 1469598103934665603u) {
+  for (size_t i = 0; i < bytes; ++i) h = (h ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
+  return h;
+}
+
+bool g_differs = false;
+
+template <class T>
+void report(const char* name, const std::vector<T>& kernel, const std::vector<T>& reference, int64_t a, int64_t b) {
+  const size_t bytes = kernel.size() * sizeof(T);
+  const bool same = a == b && memcmp(kernel.data(), reference.data(), bytes) == 0;
+  g_differs = g_differs || !same;
+  printf("%-18s %016llx%s\n", name, static_cast<unsigned long long>(digest(kernel.data(), bytes)),
+         same ? "" : "  KERNEL AND REFERENCE DIFFER");
+}
+
+// Both sides of an operator that writes `count` floats.
+template <class Kernel, class Reference>
+void compare(const char* name, size_t count, Kernel kernel, Reference reference) {
+  Floats k(count), r(count);
+  const int64_t a = kernel(k.data()), b = reference(r.data());
+  report(name, k, r, a, b);
+}
+#define COMPARE(name, count, call, ...)                                              \
+  compare(name, count, [&](float* out) { return vox_##call(__VA_ARGS__, out); },     \
+          [&](float* out) { return ref_##call(__VA_ARGS__, out); })
+
+void linear(int32_t format, int64_t rows) {
+  const int64_t outputs = 45, inputs = 651;
+  const Floats x = numbers(static_cast<size_t>(rows * inputs));
+  std::vector<uint32_t> w(static_cast<size_t>(outputs * inputs));
+  for (auto& v : w) v = word();
+  if (format == 0) {
+    for (auto& v : w) {
+      const float f = number();
+      memcpy(&v, &f, 4);
+    }
+  } else {
+    auto* halves = reinterpret_cast<uint16_t*>(w.data());
+    for (size_t i = 0; i < 2 * w.size(); ++i)
+      halves[i] = static_cast<uint16_t>(format == 1 ? (halves[i] & 0xBFFF) : (halves[i] & 0x807F) | 0x3E80);
+  }
+  std::vector<uint32_t> pk(static_cast<size_t>(48 * inputs)), pr(pk.size());
+  vox_pack(format, w.data(), outputs, inputs, pk.data());
+  ref_pack(format, w.data(), outputs, inputs, pr.data());
+  char name[32];
+  snprintf(name, sizeof name, "linear/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * outputs),
+          [&](float* out) { return vox_linear(format, pk.data(), outputs, inputs, x.data(), rows, out); },
+          [&](float* out) { return ref_linear(format, pr.data(), outputs, inputs, x.data(), rows, out); });
+  const int32_t ids[3] = {44, 0, 17};
+  snprintf(name, sizeof name, "embed/%d", format);
+  compare(name, static_cast<size_t>(3 * inputs),
+          [&](float* out) { return vox_embed(format, pk.data(), outputs, inputs, ids, 3, 25.25f, out); },
+          [&](float* out) { return ref_embed(format, pr.data(), outputs, inputs, ids, 3, 25.25f, out); });
+}
+
+void attention(int64_t head_dim, int64_t window, float softcap) {
+  const int64_t heads = 6, kv_heads = 2, stride = (head_dim + 15) / 16 * 16;
+  const int32_t starts[3] = {0, 200, 201}, tables[4] = {2, 0, 1, -1};
+  std::vector<int32_t> positions;
+  for (int32_t p = 0; p < 200; ++p) positions.push_back(p);
+  positions.push_back(100);
+  const Floats q = numbers(static_cast<size_t>(201 * heads * head_dim));
+  const Floats k = numbers(static_cast<size_t>(201 * kv_heads * head_dim)), v = numbers(k.size());
+  Floats keys = numbers(static_cast<size_t>(3 * kv_heads * head_dim * 128));
+  Floats values = numbers(static_cast<size_t>(3 * kv_heads * 128 * stride));
+  Floats ref_keys = keys, ref_values = values;
+  vox_kv_append(k.data(), v.data(), 201, kv_heads, head_dim, positions.data(), starts, tables, 2, 2, 3, keys.data(),
+                values.data());
+  ref_kv_append(k.data(), v.data(), 201, kv_heads, head_dim, positions.data(), starts, tables, 2, 2, 3,
+                ref_keys.data(), ref_values.data());
+  report("kv_append", keys, ref_keys, 0, 0);
+  report("kv_append", values, ref_values, 0, 0);
+  COMPARE("attention", q.size(), attention, q.data(), 201, heads, kv_heads, head_dim, positions.data(), starts, tables,
+          2, 2, 3, keys.data(), values.data(), 0.125f, window, softcap);
+}
+
+void quantised(int32_t format, int64_t rows) {
+  const int64_t outputs = 37, columns = 768;
+  std::vector<uint8_t> file(static_cast<size_t>(vox_quant_file_bytes(format, outputs, columns)));
+  for (auto& byte : file) byte = static_cast<uint8_t>(word() >> 24);
+  const int64_t block = format < 3 ? 32 : 256;
+  const size_t sizes[6] = {34, 22, 18, 144, 176, 210}, size = sizes[format];
+  // Scales: small positive float16.
+  for (size_t at = 0; at < file.size(); at += size) {
+    const size_t scale = format == 5 ? at + 208 : at;
+    file[scale + 1] = static_cast<uint8_t>(0x10 | (file[scale + 1] & 7));
+    if (format == 3 || format == 4) file[at + 3] = static_cast<uint8_t>(0x10 | (file[at + 3] & 7));
+  }
+  const Floats x = numbers(static_cast<size_t>(rows * columns));
+  const auto side = [&](auto pack, auto packed_bytes, auto activation_bytes, auto activations, auto product) {
+    return [=, &file, &x](float* out) {
+      std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, outputs, columns)) + 64);
+      std::vector<uint8_t> codes(static_cast<size_t>(activation_bytes(static_cast<int32_t>(block), rows, columns)) + 64);
+      pack(format, file.data(), outputs, columns, packed.data());
+      activations(static_cast<int32_t>(block), x.data(), rows, columns, codes.data());
+      return product(format, packed.data(), outputs, columns, codes.data(), rows, out);
+    };
+  };
+  char name[32];
+  snprintf(name, sizeof name, "quantised/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * outputs),
+          side(vox_quant_pack, vox_quant_packed_bytes, vox_quant_activation_bytes, vox_quant_activations,
+               vox_quant_linear),
+          side(ref_quant_pack, ref_quant_packed_bytes, ref_quant_activation_bytes, ref_quant_activations,
+               ref_quant_linear));
+}
+
+void functions() {
+  const char* const names[5] = {"exp", "log", "silu", "gelu", "tanh"};
+  Floats x;
+  for (uint32_t bits = 0; bits < 0xFFFF0000u; bits += 9973u * 16) {
+    float v;
+    memcpy(&v, &bits, 4);
+    if (isfinite(v)) x.push_back(v);
+  }
+  for (int32_t which = 0; which < 5; ++which) {
+    Floats some;
+    for (float v : x)
+      if ((which != 0 || v <= 88.0f) && (which != 1 || v >= 0x1p-126f)) some.push_back(v);
+    COMPARE(names[which], some.size(), function, which, some.data(), static_cast<int64_t>(some.size()));
+  }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  if (vox_force_isa(argv[1] == nullptr ? "" : argv[1]) != 0 || vox_isa()[0] == '\0') {
+    fprintf(stderr, "this instruction set is not here\n");
+    return 2;
+  }
+  fprintf(stderr, "instruction set: %s\n", vox_isa());
+  vox_set_threads(2);
+  functions();
+  for (int32_t format = 0; format < 3; ++format)
+    for (int64_t rows : {1, 5, 30}) linear(format, rows);
+  for (int32_t format = 0; format < 6; ++format)
+    for (int64_t rows : {1, 2, 7}) quantised(format, rows);
+  attention(40, 0, 0.0f);
+  attention(136, 70, 0.0f);
+  attention(64, 0, 20.0f);
+  const Floats a = numbers(9 * 1031), b = numbers(9 * 1031), w = numbers(1031);
+  COMPARE("norm", a.size(), norm, a.data(), w.data(), 9, 1, 1031, 1e-6f);
+  COMPARE("add", a.size(), add, a.data(), b.data(), 9, 1031);
+  COMPARE("silu_gate", a.size(), silu_gate, a.data(), b.data(), 9, 1031);
+  COMPARE("gelu_gate", a.size(), gelu_gate, a.data(), b.data(), 9, 1031);
+  COMPARE("softcap", a.size(), softcap, a.data(), 9, 1031, 0.75f);
+  COMPARE("log_normaliser", 9, log_normaliser, a.data(), 9, 1031);
+  const uint64_t frequencies[6] = {0x7f09d5f47d4d3770u, 0x28be60db9391054au, 0x1234567u, 0x123456789abcdu,
+                                   0xa09a1a14357au,     0x2f9794e242f2u};
+  COMPARE("rotary", 128 * 2 * 3, rotary, frequencies, 3, 0, 1, 1 << 20, 128);
+  std::vector<uint64_t> weights(1031), ref_weights(1031);
+  report("token_weights", weights, ref_weights, vox_token_weights(a.data(), 1031, 0.7f, weights.data()),
+         ref_token_weights(a.data(), 1031, 0.7f, ref_weights.data()));
+  return g_differs ? 1 : 0;
+}

@@ -1,0 +1,45 @@
+"""The entry point of the plugin `mens-cpu-ref` (group `vox_host.backends`)."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from vox_plugin_api.backend import Backend, BackendInfo
+
+__all__ = ["backend"]
+
+PLUGIN_ID = "mens-cpu-ref"
+
+
+def backend() -> Backend:
+    """Return the CPU lane; the native library is loaded here and refuses what can't run it."""
+    # Imported when the worker calls, so that importing the entry point costs and breaks nothing.
+    from mens_core.backend import MensBackend
+    from mens_core.conformance.quick import self_test
+    from mens_core.ops import Ops
+    from mens_cpu_ref.lane import CpuOps
+    from mens_cpu_ref.library import load_library
+    from mens_cpu_ref.threads import usable_threads
+    from vox_plugin_api.messages import LoadModelParams, SelfTestResult
+
+    library = load_library()
+
+    def make_lane(threads: int | None) -> Ops:
+        count = threads or usable_threads()
+        library.set_threads(count)
+        return CpuOps(library.kernels, facts={"instruction_set": library.isa(), "threads": count})
+
+    def make_lane_for(params: LoadModelParams) -> Ops:
+        return make_lane(params.threads)
+
+    def test_operators() -> SelfTestResult:
+        return self_test(lambda: make_lane(None))
+
+    info = BackendInfo(
+        plugin_id=PLUGIN_ID,
+        plugin_version=version(PLUGIN_ID),
+        lane="cpu",
+        numerics=("canonical",),
+        capabilities=("generate", "evaluate", "trace"),
+    )
+    return MensBackend(info, make_lane_for, test_operators)

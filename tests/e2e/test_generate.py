@@ -1,0 +1,61 @@
+"""`vox-host generate` on the real model through the installed plugin."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real_model
+
+ASK = ("generate", "--model", "gemma-3-270m", "--temperature", "0", "--max-tokens", "16")
+PROMPT = "Water boils at a temperature of"
+
+
+def test_water_boils_at_100_degrees_twice_in_the_same_bytes(cli, tmp_path):
+    first = cli.run(*ASK, "--prompt", PROMPT, "--json", "--record", str(tmp_path / "a"))
+    second = cli.run(*ASK, "--prompt", PROMPT, "--json", "--record", str(tmp_path / "b"))
+    assert first.returncode == 0, first.stderr
+    answer = json.loads(first.stdout)
+    assert answer["text"].startswith(" 100 degrees Celsius")
+    assert len(answer["token_ids"]) == 16 and answer["finish_reason"] == "length"
+    assert (answer["plugin"], answer["lane"], answer["numerics"]) == ("mens-cpu-ref", "cpu", "canonical")
+    assert first.stdout == second.stdout
+    transcript = (tmp_path / "a").read_bytes()
+    assert transcript and transcript == (tmp_path / "b").read_bytes()
+
+
+def test_the_prompt_may_come_from_stdin_and_the_answer_streams_as_text(cli):
+    done = cli.run(*ASK, stdin=PROMPT)
+    assert done.returncode == 0, done.stderr
+    assert " 100 degrees Celsius" in done.stdout
+
+
+@pytest.mark.parametrize("options", [("--threads", "1"), ("--threads", "2"), ("--context-length", "300")])
+def test_threads_and_context_change_no_byte(cli, options):
+    ask = (*ASK, "--prompt", "Once upon a time", "--json")
+    plain = json.loads(cli.run(*ask).stdout)
+    other = json.loads(cli.run(*ask, *options).stdout)
+    assert plain == other
+
+
+def test_one_changed_byte_of_the_installed_plugin_stops_it_with_both_digests(cli):
+    tree = Path(json.loads(cli.run("plugin", "show", "mens-cpu-ref", "--json").stdout)["path"])
+    victim = next(tree.rglob("mens_cpu_ref/lane.py"))
+    original = victim.read_bytes()
+    try:
+        victim.write_bytes(original.replace(b"CpuOps", b"CpuOpz", 1))
+        for explicit in ((), ("--plugin", "mens-cpu-ref")):
+            done = cli.run(*ASK, "--prompt", PROMPT, *explicit)
+            assert done.returncode == 4, done.stderr
+            assert "lane.py" in done.stderr
+            assert len(set(re.findall(r"[0-9a-f]{64}", done.stderr))) >= 2, done.stderr
+            assert done.stdout == ""
+        assert cli.run("serve", "--model", "gemma-3-270m", "--port", "1").returncode == 4
+        assert cli.run("plugin", "verify").returncode == 4
+        assert cli.run("plugin", "list", "--json").returncode == 0
+    finally:
+        victim.write_bytes(original)
+    assert cli.run(*ASK, "--prompt", PROMPT).returncode == 0

@@ -1,0 +1,180 @@
+"""From a home to a service that answers, with a real worker process behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
+from vox_host.app.compose import ModelOptions, open_model
+from vox_host.app.service import AnswerPiece
+from vox_host.errors import NoCandidateError, UsageError, VoxError, WorkerFailedError
+from vox_host.settings import Settings
+from vox_host.workers import Limits
+from vox_plugin_api import messages as m
+
+HELLO = list(b"Hello, wonderful world")
+LIMITS = Limits(backoff_s=0.05, shutdown_grace_s=2.0)
+
+
+def options(**changes) -> ModelOptions:
+    return ModelOptions(**{"model": "tiny", "limits": LIMITS, **changes})
+
+
+def params(tokens: int = 22) -> m.GenerateParams:
+    return m.GenerateParams(token_ids=[256], max_tokens=tokens, sampling=m.SamplingParams(temperature=0))
+
+
+async def test_an_open_model_answers_and_says_what_it_is(tmp_path):
+    settings = Settings(
+        home=scripted_home(tmp_path, {"tokens": HELLO, "warnings": ["a warning of the load"]})
+    )
+    said, warned = [], []
+    async with open_model(
+        settings,
+        options(),
+        MACHINE,
+        candidates=[scripted_candidate(tmp_path)],
+        progress=said.append,
+        warn=warned.append,
+    ) as opened:
+        answer = await opened.service.collect(params())
+        assert answer.text == "Hello, wonderful world"
+        info = opened.service.info
+        assert (info.name, info.plugin_id, info.lane) == (
+            "tiny",
+            "vox-scripted",
+            opened.resolution.chosen.lane,
+        )
+        assert (info.context_length, info.vocab_size, info.numerics) == (512, 260, "canonical")
+        assert info.created == 1767323045
+        assert opened.service.health().is_ready
+        stages = {r["stage"]: r["status"] for r in info.backends}
+        assert stages["start"] == stages["self-test"] == stages["health"] == "passed"
+    assert "a warning of the load" in warned
+    assert any("no receipt covers its files" in w for w in warned)
+    assert any("vox-scripted" in line for line in said)
+    assert opened.supervisor.state.phase == "stopped"
+
+
+async def test_the_transcripts_of_two_greedy_runs_are_the_same_bytes(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}))
+    candidate = scripted_candidate(tmp_path)
+    for name in ("one", "two"):
+        async with open_model(
+            settings, options(record=tmp_path / name), MACHINE, candidates=[candidate]
+        ) as opened:
+            await opened.service.collect(params())
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert b'"generate"' in (tmp_path / "one").read_bytes()
+
+
+async def test_a_model_that_is_not_there_starts_nothing(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path))
+    with pytest.raises(UsageError, match="'absent'"):
+        async with open_model(settings, options(model="absent"), MACHINE, candidates=[]):
+            pass
+
+
+async def test_no_plugin_is_an_error_of_its_own(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path))
+    with pytest.raises(NoCandidateError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=[]):
+            pass
+    assert caught.value.exit_code == 3
+
+
+async def test_require_verified_refuses_a_plugin_without_receipt(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path))
+    with pytest.raises(VoxError) as caught:
+        async with open_model(
+            settings, options(require_verified=True), MACHINE, candidates=[scripted_candidate(tmp_path)]
+        ):
+            pass
+    facts = " ".join(str(value) for _, value in caught.value.facts)
+    assert "verified plugins are required" in facts
+
+
+async def test_auto_goes_on_to_the_next_plugin_and_says_so_but_a_named_one_is_not_replaced(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}))
+    good = scripted_candidate(tmp_path)
+    assert good.manifest is not None
+    section = good.manifest.backend.model_copy(update={"priority": 500, "lane": "cuda"})
+    broken = replace(
+        good,
+        plugin_id="broken",
+        python=tmp_path / "no-such-python",
+        manifest=good.manifest.model_copy(update={"backend": section}),
+    )
+    said = []
+    async with open_model(
+        settings, options(), MACHINE, candidates=[good, broken], progress=said.append
+    ) as opened:
+        assert opened.service.info.plugin_id == "vox-scripted"
+        failed = [r for r in opened.service.info.backends if r["status"] == "failed"]
+        assert [(r["plugin_id"], r["stage"]) for r in failed] == [("broken", "start")]
+    assert any("broken could not be used" in line for line in said)
+    with pytest.raises(VoxError):
+        async with open_model(settings, options(plugin="broken"), MACHINE, candidates=[good, broken]):
+            pass
+
+
+async def test_the_real_reason_is_shown_when_nothing_is_left_to_try(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"at_load": "error"}))
+    with pytest.raises(WorkerFailedError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]):
+            pass
+    assert caught.value.code != "no-candidate"
+
+
+async def test_a_worker_killed_in_mid_stream_is_a_typed_error_at_once_and_the_next_request_works(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "token_s": 0.02}))
+    async with open_model(settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]) as opened:
+        service = opened.service
+        with pytest.raises(WorkerFailedError) as caught:
+            async with contextlib.aclosing(service.answer(params(400))) as items, asyncio.timeout(5):
+                async for item in items:
+                    assert isinstance(item, AnswerPiece)
+                    pid = opened.supervisor.state.pid
+                    if pid is not None:
+                        os.kill(pid, signal.SIGKILL)
+        assert "SIGKILL" in caught.value.message + str(caught.value.facts)
+        async with asyncio.timeout(2):
+            while service.health().is_ready:
+                await asyncio.sleep(0.001)
+        assert service.health().state == "restarting"
+        assert (await service.collect(params())).text == "Hello, wonderful world"
+        assert service.health().is_ready
+
+
+async def test_closing_an_answer_cancels_it_in_the_worker(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "token_s": 0.01}))
+    async with open_model(settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)]) as opened:
+        async with contextlib.aclosing(opened.service.answer(params(400))) as items:
+            async for _ in items:
+                break
+        async with asyncio.timeout(2):
+            assert (await opened.service.collect(params(5))).text == "Hello"
+        logs = "".join(path.read_text() for path in (tmp_path / "home/log").rglob("*") if path.is_file())
+        ended = [int(line.split()[-2]) for line in logs.splitlines() if "generation ended after" in line]
+        assert ended[0] < 10
+
+
+async def test_a_template_that_does_not_compile_is_reported_at_load_with_its_line_and_completions_work(
+    tmp_path,
+):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}, template="\n{% for m in messages %}"))
+    warned: list[str] = []
+    async with open_model(
+        settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)], warn=warned.append
+    ) as opened:
+        [warning] = [w for w in warned if "chat template" in w]
+        assert "(line 2)" in warning
+        assert (await opened.service.collect(params(5))).text == "Hello"
+        with pytest.raises(UsageError, match="template"):
+            await opened.service.encode_chat([{"role": "user", "content": "x"}])

@@ -1,0 +1,194 @@
+"""The commands as a user runs them: processes, terminals' ends, exit statuses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from fixtures.scripted_home import command_line, run_command, scripted_home
+
+HELLO = list(b"Hello, wonderful world")
+
+
+@pytest.fixture
+def home_and_command(tmp_path):
+    def make(script=None, **options):
+        home = scripted_home(tmp_path, {"tokens": HELLO, **(script or {})}, **options)
+        return command_line(tmp_path, home)
+
+    return make
+
+
+def test_generate_prints_one_json_object_and_the_same_bytes_twice(home_and_command):
+    command, environment = home_and_command()
+    arguments = (
+        "generate",
+        "--model",
+        "tiny",
+        "--prompt",
+        "x",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "16",
+        "--json",
+    )
+    first = run_command(command, environment, *arguments)
+    assert first.returncode == 0, first.stderr
+    facts = json.loads(first.stdout)
+    assert facts["text"] == "Hello, wonderful"
+    assert facts["token_ids"] == HELLO[:16]
+    assert facts["finish_reason"] == "length"
+    assert (facts["plugin"], facts["numerics"], facts["seed"]) == ("vox-scripted", "canonical", 0)
+    assert facts["usage"] == {"prompt_tokens": 2, "completion_tokens": 16, "total_tokens": 18}
+    assert run_command(command, environment, *arguments).stdout == first.stdout
+
+
+def test_generate_takes_its_prompt_from_standard_input_and_stops_at_a_stop_text(home_and_command):
+    command, environment = home_and_command()
+    done = run_command(
+        command,
+        environment,
+        "generate",
+        "--model",
+        "tiny",
+        "--temperature",
+        "0",
+        "--stop",
+        " won",
+        stdin=b"x",
+    )
+    assert (done.returncode, done.stdout) == (0, b"Hello,\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("generate", "--model", "absent", "--prompt", "x"), 2, b"model-not-found"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--prompt-file", "y"), 2, b"not both"),
+        (("generate", "--model", "tiny", "--prompt-file", "/no/such"), 2, b"prompt-file"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--stop", ""), 2, b"--stop"),
+        (("generate", "--model", "tiny", "--prompt", "x" * 600), 2, b"context_length_exceeded"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--plugin", "absent"), 3, b"plugin-not-found"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--require-verified"), 3, b"verified"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--record", "/no/such/file"), 2, b"record-folder"),
+        (("serve", "--model", "tiny", "--host", "0.0.0.0"), 2, b"api-key-needed"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
+)
+def test_a_users_mistake_is_an_error_with_a_code_and_no_traceback(home_and_command, arguments, status, words):
+    command, environment = home_and_command()
+    done = run_command(command, environment, *arguments)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_worker_that_dies_gives_exit_status_5(home_and_command):
+    command, environment = home_and_command({"at_token": {"3": "crash"}})
+    done = run_command(
+        command, environment, "generate", "--model", "tiny", "--prompt", "x", "--temperature", "0"
+    )
+    assert done.returncode == 5
+    assert done.stdout.startswith(b"Hel")
+    assert b"SIGKILL" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_chat_remembers_and_a_base_model_says_that_it_can_not(home_and_command):
+    command, environment = home_and_command({"tokens": HELLO[:5], "end_after": 5})
+    done = run_command(
+        command, environment, "chat", "--model", "tiny", "--temperature", "0", stdin=b"hi\nyou\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"Hello\nHello\n\n"
+
+
+def test_chat_with_a_base_model_names_the_way_out(home_and_command):
+    command, environment = home_and_command(template=None)
+    done = run_command(command, environment, "chat", "--model", "tiny", stdin=b"hi\n")
+    assert done.returncode == 2
+    assert b"no-chat-template" in done.stderr and b"vox-host generate --model tiny" in done.stderr
+
+
+@contextlib.contextmanager
+def served(command, environment, *arguments):
+    process = subprocess.Popen(
+        [*command, "serve", "--model", "tiny", "--port", "0", *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        line = process.stdout.readline()
+        assert "http://" in line, process.stderr.read()
+        yield process, line.split(" at ")[1].split("/v1")[0]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ask(url, body):
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return json.load(response)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_answers_and_leaves_nothing_behind_when_told_to_stop(home_and_command, number):
+    command, environment = home_and_command()
+    with served(command, environment) as (process, url):
+        assert ask(url, {"prompt": "x", "max_tokens": 5, "temperature": 0})["choices"][0]["text"] == "Hello"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(number)
+        assert process.wait(timeout=10) == 0
+        _, alive = psutil.wait_procs(family, timeout=2)
+        assert alive == []
+
+
+def test_an_answer_in_flight_may_finish_when_the_server_is_told_to_stop(home_and_command):
+    command, environment = home_and_command({"token_s": 0.05})
+    with served(command, environment) as (process, url):
+        body = json.dumps({"prompt": "x", "max_tokens": 22, "temperature": 0, "stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_killed_host_leaves_no_process_after_two_seconds(home_and_command):
+    command, environment = home_and_command()
+    with served(command, environment) as (process, url):
+        ask(url, {"prompt": "x", "max_tokens": 1})
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, timeout=2)
+        assert family and alive == []
+
+
+def test_a_taken_port_is_named_with_its_owner_and_the_flag_before_anything_is_loaded(home_and_command):
+    command, environment = home_and_command()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        done = run_command(command, environment, "serve", "--model", "tiny", "--port", str(port))
+        assert done.returncode == 2
+        assert time.monotonic() - began < 10
+        assert b"port-taken" in done.stderr and str(port).encode() in done.stderr
+        assert f"pid {os.getpid()}".encode() in done.stderr
+        assert b"--port" in done.stderr
+        assert b"starting" not in done.stderr

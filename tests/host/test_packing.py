@@ -1,0 +1,109 @@
+"""Packing builds a real wheel with pip, from a source folder whose build backend needs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from vox_host.errors import PluginError, UsageError
+from vox_host.manifest import Artifact, load_manifest
+from vox_host.packing import pack_plugin, released_manifest
+
+PYPROJECT = """\
+[build-system]
+requires = []
+build-backend = "tiny_build"
+backend-path = ["."]
+[project]
+name = "vox-toy"
+version = "1.0.0"
+"""
+BACKEND = """\
+import pathlib, zipfile
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    FAIL
+    name = "vox_toy-1.0.0-py3-none-any.whl"
+    info = "vox_toy-1.0.0.dist-info"
+    with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w") as wheel:
+        wheel.write("src/vox_toy/Plugin.toml", "vox_toy/Plugin.toml")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: vox-toy\\nVersion: 1.0.0\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
+MANIFEST = """\
+schema = 1
+[plugin]
+id = "vox-toy"
+version = "1.0.0"
+protocol = ">=1,<2"
+summary = "a toy"
+[backend]
+lane = "cpu"
+numerics = ["canonical"]
+capabilities = ["generate"]
+[requires]
+os = ["linux", "macos"]
+devices = []
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "src/vox_toy").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "tiny_build.py").write_text(BACKEND.replace("FAIL", "pass"))
+    (folder / "src/vox_toy/Plugin.toml").write_text(MANIFEST)
+    return folder
+
+
+def test_a_packed_plugin_is_a_wheel_and_a_manifest_that_names_its_checksum(source, tmp_path):
+    packed = pack_plugin(source, tmp_path / "out", platform="linux-x86_64")
+    released, _ = load_manifest(packed.manifest)
+    artifact = released.artifacts["linux-x86_64"]
+    content = (tmp_path / "out" / artifact.file).read_bytes()
+    assert artifact.sha256 == hashlib.sha256(content).hexdigest() == packed.sha256
+    assert artifact.size == len(content)
+    embedded, _ = load_manifest(source / "src/vox_toy/Plugin.toml")
+    assert released.model_copy(update={"artifacts": {}}) == embedded
+
+
+def test_packing_for_a_second_platform_keeps_the_first_and_a_new_version_starts_afresh(source, tmp_path):
+    out = tmp_path / "out"
+    pack_plugin(source, out, platform="linux-x86_64")
+    pack_plugin(source, out, platform="macos-aarch64")
+    assert sorted(load_manifest(out / "Plugin.toml")[0].artifacts) == ["linux-x86_64", "macos-aarch64"]
+    (source / "src/vox_toy/Plugin.toml").write_text(
+        MANIFEST.replace('version = "1.0.0"', 'version = "1.1.0"')
+    )
+    pack_plugin(source, out, platform="macos-aarch64")
+    assert sorted(load_manifest(out / "Plugin.toml")[0].artifacts) == ["macos-aarch64"]
+
+
+def test_a_build_that_fails_shows_its_last_words_and_writes_nothing(source, tmp_path):
+    (source / "tiny_build.py").write_text(
+        BACKEND.replace("FAIL", "raise SystemExit('the compiler is on fire')")
+    )
+    with pytest.raises(PluginError) as caught:
+        pack_plugin(source, tmp_path / "out", platform="linux-x86_64")
+    assert "the compiler is on fire" in str(caught.value.facts)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_project_or_a_manifest_is_named(source, tmp_path):
+    with pytest.raises(UsageError, match=r"has no pyproject\.toml; nothing was built"):
+        pack_plugin(tmp_path, tmp_path / "out", platform="linux-x86_64")
+    (source / "src/vox_toy/Plugin.toml").unlink()
+    with pytest.raises(PluginError):
+        pack_plugin(source, tmp_path / "out", platform="linux-x86_64")
+
+
+def test_tables_are_in_the_order_of_their_platforms():
+    artifact = Artifact(file="a.whl", sha256="0" * 64, size=1)
+    text = released_manifest(MANIFEST, {"macos-aarch64": artifact, "linux-x86_64": artifact})
+    assert text.startswith(MANIFEST.rstrip())
+    assert text.index("[artifacts.linux-x86_64]") < text.index("[artifacts.macos-aarch64]")

@@ -1,0 +1,76 @@
+"""Every case of tests/cases is run by a named test module, or is visibly not yet due."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+INDEX = json.loads((TESTS / "cases" / "INDEX.json").read_text())
+
+DUE = {
+    "A1": "host/server/test_chat_completion.py",
+    "A2": "host/server/test_completion.py",
+    "A5": "host/server/test_chat_completion.py",
+    "A6": "host/server/test_completion.py",
+    "A7": "host/server/test_http_app.py",
+    "A9": "host/server/test_http_app.py",
+    "C1": "protocol/test_checkpoint.py",
+    "C2": "protocol/test_checkpoint.py",
+    "C5": "protocol/test_checkpoint.py",
+    "C7": "core/test_weights.py",
+    "C8": "core/test_weights.py",
+    "C10": "core/test_config.py",
+    "C12": "core/test_config.py",
+    "C14": "core/test_config.py",
+    "D1": "core/test_engine.py",
+    "D4": "core/test_engine.py",
+    "D5": "core/test_engine.py",
+    "M1": "host/hardware/test_cases_memory.py",
+    "M4": "host/hardware/test_cases_memory.py",
+    "M5": "host/hardware/test_cases_memory.py",
+    "M6": "host/hardware/test_cases_memory.py",
+    "M9": "host/hardware/test_cases_memory.py",
+    "M10": "host/hardware/test_cases_memory.py",
+    "P1": "host/plugins/test_cases_plugin.py",
+    "P2": "host/plugins/test_cases_plugin.py",
+    "P3": "host/plugins/test_cases_plugin.py",
+    "P6": "host/cli/test_doctor.py",
+    "Q4": "conformance/test_quant_rows.py",
+    "Q6": "host/models/test_gguf_import.py",
+    "Q8": "host/models/test_gguf_header.py",
+    "T1": "host/models/test_tokenizer.py",
+    "T2": "host/chat/test_text_stream.py",
+    "T3": "host/chat/test_text_stream.py",
+    "T5": "host/chat/test_template.py",
+    "T6": "host/models/test_tokenizer.py",
+    "T8": "host/server/test_completion.py",
+}
+"""Case id to the module that runs it."""
+
+NOT_YET_DUE = {
+    **dict.fromkeys(("L1", "L2", "L5", "L6", "L8"), "adapters are not served yet"),
+    **dict.fromkeys(("X1", "X2", "X4", "X6", "X8"), "tool calls are not parsed yet"),
+    **dict.fromkeys(("Q1", "Q2"), "nothing is quantised here yet"),
+    **dict.fromkeys(("R1", "R3", "R4", "R5", "R8"), "nothing is trained yet"),
+}
+"""Case id to the capability it waits for."""
+
+
+@pytest.mark.parametrize("case", INDEX, ids=lambda case: f"{case['id']}-{Path(case['file']).name}")
+def test_every_case_has_a_test_or_waits_for_a_named_capability(case):
+    assert (TESTS / "cases" / case["file"]).exists()
+    if case["id"] in NOT_YET_DUE:
+        pytest.skip(f"not yet due: {NOT_YET_DUE[case['id']]}")
+    module = TESTS / DUE[case["id"]]
+    text = module.read_text()
+    assert re.search(rf"\b{case['id']}(?:_\w+)?\b", text), f"{module} does not name {case['id']}"
+
+
+def test_there_are_cases_and_no_id_is_in_both_lists():
+    assert len(INDEX) > 150
+    assert not DUE.keys() & NOT_YET_DUE.keys()
+    assert {case["id"] for case in INDEX} == DUE.keys() | NOT_YET_DUE.keys()
