@@ -268,7 +268,23 @@ def test_a_stream_that_nobody_else_pulls_goes_on_alone(qwen3):
     next(left_lying)
     alone = results(backend.generate(ask([2], 40)))
     assert len(token_ids(alone)) == 40
-    assert len(token_ids(results(left_lying))) == 60
+    late = results(left_lying)
+    assert len(token_ids(late)) == 60
+    # Several were ready at once; they come as they would have come.
+    assert [len(result.tokens) for result in late] == [1] * 60 + [0]
+
+
+def test_a_round_of_turns_is_one_step_however_many_read_their_prompts(qwen3):
+    backend = served(qwen3)
+    engine = backend._served.engine
+    streams = [backend.generate(ask([i] * length, 30)) for i, length in enumerate((2, 3, 900, 900, 900))]
+    for stream in streams:
+        next(stream)
+    for _ in range(10):
+        before = engine.steps
+        for stream in streams:
+            next(stream)
+        assert engine.steps == before + 1
 
 
 def test_closing_a_stream_frees_its_blocks_at_once(qwen3):

@@ -355,6 +355,17 @@ def test_logprobs_ignore_temperature_penalties_and_bias():
     assert scored.prompt_scores[3:] == biased.taken
 
 
+def test_penalties_follow_the_answer_as_it_grows():
+    engine = an_engine()
+    never_twice = SamplingParams(temperature=0, presence_penalty=1000.0)
+    answer = engine.submit(ask([5, 6], 40, sampling=never_twice))
+    plain = engine.submit(ask([5, 6], 40, sampling=SamplingParams(temperature=0)))
+    finish(engine, answer, plain)
+    assert len(set(answer.tokens[2:])) == 40
+    assert len(set(plain.tokens[2:])) < 40
+    assert answer.tokens[2] == plain.tokens[2]
+
+
 def test_the_digest_covers_the_logits_of_every_position():
     prompt = text("every position")
     whole, shorter = (
@@ -404,9 +415,9 @@ def test_a_value_that_is_not_finite_fails_only_its_own_sequence():
 def test_a_penalty_that_overflows_fails_only_its_own_sequence():
     engine = an_engine()
     wild = SamplingParams(temperature=0, repetition_penalty=1.2e-38)
-    bad = engine.submit(ask(text("abcdefgh"), 12, sampling=wild))
     good = engine.submit(ask([1, 2, 3], 12))
-    finish(engine, bad, good)
+    bad = engine.submit(ask(text("abcdefgh"), 12, sampling=wild))
+    finish(engine, good, bad)
     assert bad.failure is not None
     assert (bad.failure.error.code, bad.failure.error.facts["operator"]) == ("non-finite", "penalise")
     assert outcome(good) == alone(ask([1, 2, 3], 12))
