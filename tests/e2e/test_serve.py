@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -76,7 +78,7 @@ def test_a_killed_host_leaves_no_process_after_two_seconds(cli, state):
         assert len(tree) >= 2
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
-        gone, alive = psutil.wait_procs(tree[1:], timeout=2)
+        _, alive = psutil.wait_procs(tree[1:], timeout=2)
         assert not alive, alive
         if state == "generating":
             with contextlib.suppress(OSError, ValueError):
@@ -107,9 +109,6 @@ def test_a_changed_plugin_is_not_restarted(cli):
 
 
 def _tree(cli):
-    import json
-    from pathlib import Path
-
     return Path(json.loads(cli.run("plugin", "show", "mens-cpu-ref", "--json").stdout)["path"])
 
 
@@ -134,10 +133,9 @@ def test_seeds_are_honoured_over_http(cli):
     with serving(cli, MODEL) as server:
 
         def texts(*seeds):
-            return {
-                server.complete("Write one random word:", 12, temperature=1.0, seed=seed)["choices"][0]["text"]
-                for seed in seeds
-            }
+            ask = ("Write one random word:", 12)
+            answers = [server.complete(*ask, temperature=1.0, seed=seed) for seed in seeds]
+            return {answer["choices"][0]["text"] for answer in answers}
 
         assert len(texts(42, 42, 42)) == 1
         assert len(texts(0, 0, 0)) == 1
