@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 
 from e2e.serving import is_ready, serving, wait_until
+from fixtures.processes import still_alive
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
 MODEL = "gemma-3-270m"
@@ -78,8 +79,7 @@ def test_a_killed_host_leaves_no_process_after_two_seconds(cli, state):
         assert len(tree) >= 2
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
-        _, alive = psutil.wait_procs(tree[1:], timeout=2)
-        assert not alive, alive
+        assert still_alive(tree[1:], 2) == []
         if state == "generating":
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
@@ -90,7 +90,7 @@ def test_sigterm_ends_it_cleanly(cli):
         tree = server.tree()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
-        assert not psutil.wait_procs(tree[1:], timeout=2)[1]
+        assert still_alive(tree[1:], 2) == []
 
 
 def test_a_changed_plugin_is_not_restarted(cli):
