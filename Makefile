@@ -69,8 +69,9 @@ types: $(TEST_STAMP)
 unit: native
 	@$(BIN)/python -m pytest -m "not real_model and not oracle"
 
-bench: native $(WHEELS_STAMP)
-	@$(BIN)/python bench/run.py
+GGUF ?= .cache/gemma-3-270m-q4_k_m.gguf
+bench: demo-file demo
+	@$(BIN)/python bench/serving.py --gguf $(GGUF) --out bench/results
 
 clean:
 	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -48,6 +48,19 @@ print(json.dumps({"load_s": load_s, "decode_tokens_per_s": decode, "prefill_toke
 """
 
 
+LOAD = """
+import sys, time
+from mens_cpu_ref.plugin import backend
+from vox_plugin_api.messages import LoadModelParams
+lane = backend()
+began = time.perf_counter()
+params = LoadModelParams(model_dir=sys.argv[1], model_digest="0" * 64, threads=int(sys.argv[2]))
+for reply in lane.load_model(params):
+    pass
+print(time.perf_counter() - began)
+"""
+
+
 class PeakMemory(threading.Thread):
     """Sample the proportional set size of a process and its children, and keep the highest sum."""
 
@@ -148,16 +161,26 @@ def measure_vox(model: str, threads: int, tokens: int, prefill: int) -> dict:
             worker.join()
         together_s = time.perf_counter() - began
         together = sum(answer["usage"]["completion_tokens"] for _, answer in answers)
-        health = request(port, "GET", "/health")
     return {
         "ready_s": ready_s,
-        "load": health.get("load"),
         "decode_tokens_per_s": made / (long_s - short_s),
         "prefill_tokens_per_s": prefill / prefill_s,
         "decode_8_tokens_per_s": together / together_s,
         "peak_pss_mib": memory.peak_bytes / 2**20,
         "peak_pss_parts_mib": {name: round(size / 2**20, 1) for name, size in memory.parts.items()},
     }
+
+
+def measure_load(model: str, threads: int) -> float:
+    """Seconds the installed lane needs to load the model, its files in the page cache."""
+
+    def show(*arguments: str) -> dict:
+        command = [sys.executable, "-m", "vox_host", *arguments, "--json"]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    python = show("plugin", "show", "mens-cpu-ref")["python"]
+    load = [python, "-I", "-B", "-c", LOAD, show("model", "show", model)["path"], str(threads)]
+    return float(subprocess.run(load, capture_output=True, text=True, check=True).stdout)
 
 
 def measure_llama(gguf: Path, threads: int, tokens: int, prefill: int) -> dict | None:
@@ -181,7 +204,10 @@ def main() -> None:
     options = parser.parse_args()
     ours, theirs = [], []
     for index in range(options.rounds):
-        ours.append(measure_vox(options.model, options.threads, options.tokens, options.prefill))
+        load_s = measure_load(options.model, options.threads)
+        ours.append(
+            {"load_s": load_s} | measure_vox(options.model, options.threads, options.tokens, options.prefill)
+        )
         other = measure_llama(options.gguf, options.threads, options.tokens, options.prefill)
         theirs += [other] if other else []
         print(
@@ -189,6 +215,7 @@ def main() -> None:
             file=sys.stderr,
         )
     names = (
+        "load_s",
         "ready_s",
         "decode_tokens_per_s",
         "prefill_tokens_per_s",

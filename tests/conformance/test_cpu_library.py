@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from lanes.cpu_calls import Step
 from mens_core.ops import AttentionSpec, Batch, Fault, StoredTensor
-from mens_cpu_ref.arrays import AddressCache, address_of, aligned_zeros
+from mens_cpu_ref.arrays import AddressCache, address_of, untouched_zeros
 from mens_cpu_ref.lane import CpuOps
 from mens_cpu_ref.library import load_library
 from mens_cpu_ref.rotary import RotaryTable
@@ -198,12 +199,24 @@ def test_rotary_blocks_are_made_once_and_only_when_reached(library):
 # --- arrays and threads ----------------------------------------------------------------------
 
 
-def test_zeros_are_aligned_to_cache_lines():
-    for count in (1, 17, 4096):
-        zeros = aligned_zeros(count, np.float32)
+def test_zeros_are_aligned_and_take_memory_only_where_they_are_written():
+    for count in (0, 1, 17, 4096):
+        zeros = untouched_zeros(count, np.float32)
         assert zeros.size == count
         assert zeros.ctypes.data % 64 == 0
         assert not zeros.any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_one_position_of_a_kv_cache_takes_a_fraction_of_a_huge_page():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    big = [untouched_zeros(1 << 22, np.float32) for _ in range(16)]
+    for zeros in big:
+        zeros[1 << 20] = 1.0
+    assert resident() - before < 2 << 20
 
 
 def test_addresses_are_those_of_numpy_read_only_and_empty_arrays_included():

@@ -88,3 +88,22 @@ def test_an_id_outside_the_matrix_is_refused_and_nothing_written(bad):
             functions, StoredTensor("w", "q8_0", (50, 32), memoryview(blocks.reshape(-1)))
         )
         assert quantised.take_rows(functions, matrix, np.array([3, bad], np.int32), None)[1] == -2
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_packing_in_pieces_makes_the_same_matrix_and_gives_each_piece_back(weight_format, monkeypatch):
+    rows, columns = 53, 512
+    blocks = random_blocks(weight_format, rows * columns // COLUMNS[weight_format], np.random.default_rng(5))
+    given_back: list[int] = []
+    stored = StoredTensor(
+        "w", weight_format, (rows, columns), memoryview(blocks.reshape(-1)), taken=given_back.append
+    )
+    for functions in both():
+        whole = quantised.pack_matrix(functions, stored)
+        monkeypatch.setattr(quantised, "_PIECE_BYTES", 16 * columns)
+        given_back.clear()
+        pieces = quantised.pack_matrix(functions, stored)
+        monkeypatch.undo()
+        assert np.array_equal(whole.packed, pieces.packed)
+        assert len(given_back) > 1 and given_back == sorted(given_back)
+        assert given_back[-1] == stored.data.nbytes

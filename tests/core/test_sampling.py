@@ -21,7 +21,7 @@ ONE = 1 << 32
 
 
 def slow_keep(weights: list[int], top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The rules of docs/numerics-sampling.md, read aloud: the ids that stay, ascending."""
+    """The rules of docs/numerics.md, read aloud: the ids that stay, ascending."""
     ranked = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     if top_k:
         ranked = ranked[:top_k]

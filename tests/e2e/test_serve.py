@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from openai import OpenAI
 
 from e2e.serving import is_ready, serving, wait_until
+from fixtures.processes import still_alive
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
 MODEL = "gemma-3-270m"
@@ -76,8 +79,7 @@ def test_a_killed_host_leaves_no_process_after_two_seconds(cli, state):
         assert len(tree) >= 2
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
-        gone, alive = psutil.wait_procs(tree[1:], timeout=2)
-        assert not alive, alive
+        assert still_alive(tree[1:], 2) == []
         if state == "generating":
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
@@ -88,7 +90,7 @@ def test_sigterm_ends_it_cleanly(cli):
         tree = server.tree()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
-        assert not psutil.wait_procs(tree[1:], timeout=2)[1]
+        assert still_alive(tree[1:], 2) == []
 
 
 def test_a_changed_plugin_is_not_restarted(cli):
@@ -107,9 +109,6 @@ def test_a_changed_plugin_is_not_restarted(cli):
 
 
 def _tree(cli):
-    import json
-    from pathlib import Path
-
     return Path(json.loads(cli.run("plugin", "show", "mens-cpu-ref", "--json").stdout)["path"])
 
 
@@ -134,10 +133,9 @@ def test_seeds_are_honoured_over_http(cli):
     with serving(cli, MODEL) as server:
 
         def texts(*seeds):
-            return {
-                server.complete("Write one random word:", 12, temperature=1.0, seed=seed)["choices"][0]["text"]
-                for seed in seeds
-            }
+            ask = ("Write one random word:", 12)
+            answers = [server.complete(*ask, temperature=1.0, seed=seed) for seed in seeds]
+            return {answer["choices"][0]["text"] for answer in answers}
 
         assert len(texts(42, 42, 42)) == 1
         assert len(texts(0, 0, 0)) == 1

@@ -49,7 +49,7 @@ def main(model: Path, out: Path) -> None:
         ids = llama.tokenize(path.read_bytes())
         llama.reset()
         llama.eval(ids)
-        true = forward(weights.settings(), weights.get, weights.get("embed_tokens.weight"), ids)
+        true = forward(weights.settings(), weights.get, lambda _: weights.get("embed_tokens.weight"), ids)
         rows = [divergence(true[i], llama.scores[i]) for i in range(len(ids))]
         texts[path.stem] = {"token_ids": ids, "kl": [float(f"{row:.6e}") for row in rows]}
     facts = {

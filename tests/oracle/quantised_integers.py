@@ -1,4 +1,4 @@
-"""The quantised operators evaluated with integers alone, from docs/numerics-quant.md.
+"""The quantised operators evaluated with integers alone, from docs/numerics.md.
 
 A float is a pair of a sign and an exact rational; every operation is exact, then rounded once to
 binary32 (nearest, ties to even) by integer comparison, with subnormal inputs and results flushed.

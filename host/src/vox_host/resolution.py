@@ -418,7 +418,7 @@ def _not_installed(request: Request, ordered: Sequence[Candidate]) -> NoCandidat
         "plugin-not-found",
         f'plugin "{request.plugin}" is not installed; nothing was started',
         facts=known or [("installed", "no plugin at all")],
-        remedy="vox-host plugin install --path SOURCE",
+        remedy="Install one: vox-host plugin install --path SOURCE",
     )
 
 
@@ -444,7 +444,7 @@ def _nothing_fits(
             "no-candidate",
             "no plugin is installed; nothing was started",
             facts=facts,
-            remedy="vox-host plugin install --path SOURCE",
+            remedy="Install one: vox-host plugin install --path SOURCE",
         )
     return NoCandidateError(
         "no-candidate",

@@ -1,4 +1,4 @@
-// The scalar reference of the quantised operators, on raw GGML blocks (docs/numerics-quant.md).
+// The scalar reference of the quantised operators, on raw GGML blocks (docs/numerics.md).
 //
 // Plain loops that define the bits. It includes nothing of the kernel source and knows nothing of
 // the packed form. Every float operation is written alone and rounded once.

@@ -14,6 +14,7 @@ import urllib.request
 import psutil
 import pytest
 
+from fixtures.processes import still_alive
 from fixtures.scripted_home import command_line, run_command, scripted_home
 
 HELLO = list(b"Hello, wonderful world")
@@ -174,8 +175,7 @@ def test_a_killed_host_leaves_no_process_after_two_seconds(home_and_command):
         ask(url, {"prompt": "x", "max_tokens": 1})
         family = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(family, timeout=2)
-        assert family and alive == []
+        assert family and still_alive(family, 2) == []
 
 
 def test_a_taken_port_is_named_with_its_owner_and_the_flag_before_anything_is_loaded(home_and_command):

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _build(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
-        help="Runs, trains and checks language models through verified plugins, one process each.",
+        help="Runs and checks language models through verified backend plugins, one process each.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -94,7 +94,7 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     debug: bool = typer.Option(False, "--debug", help="Add the traceback to an error."),
-    verbose: bool = typer.Option(False, "--verbose", help="Log to stderr what is done."),
+    verbose: bool = typer.Option(False, "--verbose", help="Log what is done to stderr."),
     version: bool = typer.Option(
         False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
     ),

@@ -129,7 +129,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: IO[bytes]
 
 
 def _ask(port: int) -> None:
-    request = {"model": MODEL, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "stop": ["\n\n"]}
+    request = {"model": MODEL, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
     first, first_s = _post(port, "/v1/completions", request)
     second, second_s = _post(port, "/v1/completions", request)
     health = _get(port, "/health")
@@ -138,7 +138,7 @@ def _ask(port: int) -> None:
     tokens = first["usage"]["completion_tokens"]
     same = first["choices"] == second["choices"]
     print_line(f"    asked     {PROMPT}")
-    print_line(f"    answered  {text.strip()}")
+    print_line(f"    answered  {text.strip().splitlines()[0]}")
     print_line(f"    again     {'the same answer' if same else 'ANOTHER ANSWER: this must not happen'}")
     print_line(f"    speed     {tokens / min(first_s, second_s):.1f} tokens/s over HTTP, {tokens} tokens")
     print_line(

@@ -67,7 +67,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 print_warning(chosen.degraded_reason)
         else:
             print_line(f"nothing would run: {reason}")
-            print_line("vox-host plugin install --path SOURCE")
+            print_line("Install one: vox-host plugin install --path SOURCE")
     if not healthy:
         raise typer.Exit(3)
 

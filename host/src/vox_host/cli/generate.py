@@ -22,21 +22,38 @@ from vox_plugin_api import messages as m
 __all__ = ["register"]
 
 Temperature = Annotated[
-    float, typer.Option("--temperature", min=0.0, max=100.0, help="0: always the likeliest token.")
+    float,
+    typer.Option(
+        "--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token; higher is more random."
+    ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", min=0, help="Draw among so many tokens; 0: all.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw within so much probability.")]
+TopK = Annotated[int, typer.Option("--top-k", min=0, help="Draw among this many likeliest tokens; 0: all.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        help="Draw among the likeliest tokens that together have this probability.",
+    ),
+]
 MinP = Annotated[
-    float, typer.Option("--min-p", min=0.0, max=1.0, help="Leave out what is less likely, relatively.")
+    float,
+    typer.Option(
+        "--min-p", min=0.0, max=1.0, help="Leave out tokens less likely than this share of the likeliest."
+    ),
 ]
 RepetitionPenalty = Annotated[
-    float, typer.Option("--repetition-penalty", min=0.01, max=100.0, help="1: off.")
+    float,
+    typer.Option(
+        "--repetition-penalty", min=0.01, max=100.0, help="Above 1 makes repeated tokens less likely; 1: off."
+    ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."),
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of the answer at most.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Most tokens in the answer.")]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")
 ]

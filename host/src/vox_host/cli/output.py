@@ -59,7 +59,10 @@ def render_error(error: VoxError) -> str:
     lines = [f"error[{error.code}]: {error.message}"]
     width = max((len(name) for name, _ in error.facts), default=0)
     for name, value in error.facts:
-        first, *more = str(value).splitlines() or [""]
+        # Lines of a log stay lines; any other list is read in one.
+        between = "\n" if name == "last lines" else ", "
+        shown = between.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        first, *more = shown.splitlines() or [""]
         lines.append(f"  {name:<{width}}  {first}".rstrip())
         lines += [f"  {'':<{width}}  {line}".rstrip() for line in more]
     if error.remedy:

@@ -46,7 +46,7 @@ def list_plugins(json: Json = False) -> None:
         return
     if not candidates:
         print_line(f"No plugin is installed in {settings.plugins_dir}.")
-        print_line("vox-host plugin install --path SOURCE")
+        print_line("Install one: vox-host plugin install --path SOURCE")
         return
     rows = [
         (c.plugin_id, c.version or "-", c.lane or "-", _trust(c), c.problem.detail if c.problem else "ok")

@@ -2,7 +2,7 @@
 
 Everything here is exact: the lane turns logits into integers (`Ops.token_weights`), and from
 there on only integers are compared, added and multiplied, so every lane draws the same token.
-The rules, one by one, are in docs/numerics-sampling.md. Penalties work on the logits before
+The rules, one by one, are in docs/numerics.md, section 11. Penalties work on the logits before
 that, through `Ops.penalise`; this module only says which tokens and how much.
 """
 

@@ -1,6 +1,6 @@
 """Quantised weights of the CPU lane: packing, activations, `linear`, `embed`.
 
-The arithmetic is native (native/quant_abi.h, defined in docs/numerics-quant.md); this module
+The arithmetic is native (native/quant_abi.h, defined in docs/numerics.md); this module
 owns the memory and the shapes. Every function takes the table of native functions to use, the
 kernels' or the scalar reference's: buffers made by one are not for the other.
 """

@@ -2,7 +2,7 @@
 //
 // The text is the same for every instruction set (quant_simd.h) and for one row or twelve: a tile
 // is R rows of x against one group of 16 rows of W. Integer sums may be taken in any order; the
-// float operations are those of docs/numerics-quant.md, one lane per output, so neither R nor the
+// float operations are those of docs/numerics.md, one lane per output, so neither R nor the
 // lane width nor the thread that runs the tile can change a bit.
 #pragma once
 #include "quant_formats.h"
