@@ -26,6 +26,7 @@ from vox_host.errors import IntegrityError, PluginError
 __all__ = [
     "Interpreter",
     "Receipt",
+    "StatCache",
     "TreeEntry",
     "Verification",
     "describe_interpreter",
@@ -246,7 +247,7 @@ def verify_installation(receipt: Receipt, plugins_dir: Path, *, full: bool = Fal
     if not root.is_dir():
         raise _mismatch(receipt, "(tree)", "a folder", "missing", root)
     interpreter = receipt.interpreter
-    cache = _StatCache.load(_cache_path(plugins_dir, receipt), receipt.tree_digest)
+    cache = StatCache.load(_cache_path(plugins_dir, receipt), receipt.tree_digest)
     if interpreter is not None:
         _verify_interpreter(receipt, interpreter, cache, full=full)
     recorded = _recorded_entries(receipt, plugins_dir, root)
@@ -303,8 +304,8 @@ def write_aside(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-class _StatCache:
-    """Digests by what `stat` says, as of the last check of one tree."""
+class StatCache:
+    """Digests by what `stat` says, as of the last check of one tree. Take the `stat` before the bytes."""
 
     def __init__(self, path: Path, tree_digest: Hex, files: dict[str, list[Any]]) -> None:
         self._path = path
@@ -313,7 +314,8 @@ class _StatCache:
         self._new: dict[str, list[Any]] = {}
 
     @classmethod
-    def load(cls, path: Path, tree_digest: Hex) -> _StatCache:
+    def load(cls, path: Path, tree_digest: Hex) -> StatCache:
+        """Read the cache at `path`; an empty one if it is missing, unreadable, or of another tree."""
         # A cache that can't be read costs time, never safety: everything is hashed again.
         try:
             data = json.loads(path.read_bytes())
@@ -323,6 +325,7 @@ class _StatCache:
         return cls(path, tree_digest, files if isinstance(files, dict) else {})
 
     def lookup(self, path: Path, info: os.stat_result) -> Hex | None:
+        """Return the digest that `path` had at the last check, unless `info` says it was touched."""
         key, facts = str(path), _stat_facts(info)
         known = self._old.get(key)
         if not isinstance(known, list) or known[:-1] != facts:
@@ -331,9 +334,11 @@ class _StatCache:
         return str(known[-1])
 
     def remember(self, path: Path, info: os.stat_result, digest: Hex) -> None:
+        """Note what was found; `save` keeps it."""
         self._new[str(path)] = [*_stat_facts(info), digest]
 
     def save(self) -> None:
+        """Write what was looked up and remembered, and nothing else, for the next check."""
         if self._new == self._old:
             return
         # Read-only media are fine: the next check hashes again.
@@ -365,7 +370,7 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
                     pending.append((relative + "/", Path(name.path)))
 
 
-def _verify_interpreter(receipt: Receipt, interpreter: Interpreter, cache: _StatCache, *, full: bool) -> None:
+def _verify_interpreter(receipt: Receipt, interpreter: Interpreter, cache: StatCache, *, full: bool) -> None:
     path = Path(interpreter.path)
     try:
         info = path.stat()

@@ -13,7 +13,7 @@ import pytest
 from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 from vox_host.app.compose import ModelOptions, open_model
 from vox_host.app.service import AnswerPiece
-from vox_host.errors import NoCandidateError, UsageError, VoxError, WorkerFailedError
+from vox_host.errors import IntegrityError, NoCandidateError, UsageError, VoxError, WorkerFailedError
 from vox_host.settings import Settings
 from vox_host.workers import Limits
 from vox_plugin_api import messages as m
@@ -79,6 +79,27 @@ async def test_a_model_that_is_not_there_starts_nothing(tmp_path):
     with pytest.raises(UsageError, match="'absent'"):
         async with open_model(settings, options(model="absent"), MACHINE, candidates=[]):
             pass
+
+
+async def test_weights_that_are_not_those_imported_start_nothing(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}))
+    weights = settings.models_dir / "tiny" / "model.safetensors"
+    candidate = scripted_candidate(tmp_path)
+    said = []
+    for _ in range(2):
+        async with open_model(settings, options(), MACHINE, candidates=[candidate], progress=said.append):
+            pass
+    assert said.count("checking the files of tiny") == 1
+    weights.write_bytes(weights.read_bytes().replace(b"{}", b"[]"))
+    said.clear()
+    with pytest.raises(IntegrityError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=[candidate], progress=said.append):
+            pass
+    assert (caught.value.code, caught.value.exit_code) == ("model-digest", 4)
+    facts = dict(caught.value.facts)
+    assert facts["file"] == str(weights)
+    assert facts["expected"] != facts["found"]
+    assert not any("starting" in line for line in said)
 
 
 async def test_no_plugin_is_an_error_of_its_own(tmp_path):

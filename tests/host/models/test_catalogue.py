@@ -133,6 +133,62 @@ def test_verifying_finds_one_changed_byte(catalogue, model):
     assert facts["expected"] != facts["found"]
 
 
+def flip_last_byte(path):
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+
+
+def hashed_files(model):
+    """Count the files that a check before use reads."""
+    read = set()
+    verify_files(model, lambda step, done, total: read.add(done), trust_unchanged=True)
+    return len(read)
+
+
+def test_an_import_counts_as_the_first_check_and_nothing_is_read_again(catalogue, model):
+    assert hashed_files(model) == 0
+
+
+def test_a_file_that_was_touched_is_read_once_and_found_unchanged(catalogue, model):
+    os.utime(model.path / "config.json")
+    assert hashed_files(model) == 1
+    assert hashed_files(model) == 0
+
+
+def test_a_changed_byte_is_found_although_size_and_modification_time_are_the_same(catalogue, model):
+    path = model.path / "model-00001-of-00002.safetensors"
+    before = path.stat()
+    flip_last_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    for _ in range(2):  # a mismatch is not remembered as a check that passed
+        with pytest.raises(IntegrityError) as caught:
+            verify_files(model, silent, trust_unchanged=True)
+        assert caught.value.code == "model-digest"
+        assert dict(caught.value.facts)["file"] == str(path)
+
+
+def test_a_lost_or_torn_cache_costs_time_only(catalogue, model):
+    cache = catalogue.models_dir / ".checked-tiny.json"
+    for text in (None, "", "[]", '{"tree_digest": "0", "files": {}}'):
+        cache.unlink() if text is None else cache.write_text(text)
+        assert hashed_files(model) > 1
+        assert hashed_files(model) == 0
+
+
+def test_a_file_that_would_be_read_in_place_of_a_recorded_one_is_refused(catalogue, model):
+    (model.path / "notes.txt").write_text("harmless")
+    verify_files(model, silent, trust_unchanged=True)
+    (model.path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(IntegrityError) as caught:
+        verify_files(model, silent, trust_unchanged=True)
+    assert caught.value.code == "model-file-added"
+    assert dict(caught.value.facts)["file"] == str(model.path / "model.safetensors")
+
+
 def test_listing_needs_neither_numpy_nor_a_tokenizer(catalogue, model):
     script = (
         "import sys; from pathlib import Path\n"

@@ -38,10 +38,11 @@ def bring(source, catalogue, name="tiny", accept_license=True, progress=silent):
 
 
 def inside(catalogue):
-    """What is in the store but the lock."""
+    """What is in the store but the lock and the notes of the last check."""
     if not catalogue.models_dir.exists():
         return []
-    return sorted(path.name for path in catalogue.models_dir.iterdir() if path.name != ".lock")
+    names = (path.name for path in catalogue.models_dir.iterdir())
+    return sorted(name for name in names if name != ".lock" and not name.startswith(".checked-"))
 
 
 def test_an_imported_model_is_found_with_its_origin_and_terms(source, catalogue):

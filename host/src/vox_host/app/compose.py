@@ -23,7 +23,7 @@ from vox_host.discovery import discover
 from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
-from vox_host.models.catalogue import Catalogue, InstalledModel
+from vox_host.models.catalogue import Catalogue, InstalledModel, verify_files
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
@@ -89,6 +89,7 @@ async def open_model(
     """
     model = Catalogue(settings.models_dir).find(options.model)
     progress(f"model {model.name} ({model.architecture}, {_mib(model.size_bytes)})")
+    await _verify(model, progress)
     tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
     transcript = Transcript(options.record) if options.record is not None else None
@@ -110,6 +111,19 @@ async def open_model(
         )
         service = ModelService(info, tokenizer, template, WorkerEngine(supervisor))
         yield OpenModel(service=service, supervisor=supervisor, resolution=resolution, load=load)
+
+
+async def _verify(model: InstalledModel, progress: Say) -> None:
+    """Hold the model's files against its manifest; those that were not touched since are not read again."""
+    said = False
+
+    def say(*_: object) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            progress(f"checking the files of {model.name}")
+
+    await asyncio.to_thread(verify_files, model, say, trust_unchanged=True)
 
 
 async def _open_template(
@@ -205,6 +219,8 @@ class _Start:
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
 
     async def _verified_plan(self, chosen: Candidate) -> LaunchPlan:
+        # Each start maps the weights anew.
+        await _verify(self.model, self.progress)
         return await asyncio.to_thread(
             plan_launch,
             chosen,

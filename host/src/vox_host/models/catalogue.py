@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import IntegrityError, ModelError, UsageError
+from vox_host.integrity import StatCache
 from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 
-__all__ = ["BrokenModel", "Catalogue", "InstalledModel", "check_name", "verify_files"]
+__all__ = ["BrokenModel", "Catalogue", "InstalledModel", "check_name", "note_as_verified", "verify_files"]
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?")
+
+_IMPORT_AGAIN = "`vox-host model remove {}`, then import it again."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,33 +128,71 @@ class Catalogue:
         # Out of sight first: a removal that is cut short leaves no half model behind.
         hidden = self.models_dir / f".removed-{uuid.uuid4().hex}"
         path.rename(hidden)
+        _checked_path(path).unlink(missing_ok=True)
         shutil.rmtree(hidden, ignore_errors=True)
         return path
 
 
-def verify_files(model: InstalledModel, progress: Progress) -> None:
+def verify_files(model: InstalledModel, progress: Progress, *, trust_unchanged: bool = False) -> None:
     """Read every file of `model` and compare it with what was imported.
 
+    With `trust_unchanged`, a file whose size, times and inode are those of the last check is
+    taken to hold what it held then.
+
     Raises:
-        IntegrityError: a file differs.
+        IntegrityError: a file differs, or one was added that a reader could take for the model's.
     """
     manifest = read_manifest(model.path / MODEL_MANIFEST)
+    _refuse_added(model, manifest)
+    cache = StatCache.load(_checked_path(model.path), manifest.digest)
     total = sum(record.size_bytes for record in manifest.files.values())
     done = 0
     for name, record in manifest.files.items():
         path = model.path / name
-        found = copy_hashed(path, None, step="verifying", progress=progress, done=done, total=total)
+        info = path.stat()
+        found = cache.lookup(path, info) if trust_unchanged else None
+        if found is None:
+            found = copy_hashed(path, None, step="verifying", progress=progress, done=done, total=total)
+            cache.remember(path, info, found)
         done += record.size_bytes
         if found != record.sha256:
             raise IntegrityError(
                 "model-digest",
-                f"{name} of model {model.name!r} is not what was imported",
+                f"{name} of model {model.name!r} is not what was imported; nothing was started",
                 facts=[
                     ("file", str(path)),
                     ("expected", f"sha256:{record.sha256}"),
                     ("found", f"sha256:{found}"),
                 ],
-                remedy=f"`vox-host model remove {model.name}`, then import it again.",
+                remedy=_IMPORT_AGAIN.format(model.name),
+            )
+    cache.save()
+
+
+def note_as_verified(model: InstalledModel) -> None:
+    """Record the files of `model`, just written and hashed, as checked, so that its first use needn't."""
+    manifest = read_manifest(model.path / MODEL_MANIFEST)
+    cache = StatCache.load(_checked_path(model.path), manifest.digest)
+    for name, record in manifest.files.items():
+        path = model.path / name
+        cache.remember(path, path.stat(), record.sha256)
+    cache.save()
+
+
+def _checked_path(model_dir: Path) -> Path:
+    return model_dir.with_name(f".checked-{model_dir.name}.json")
+
+
+def _refuse_added(model: InstalledModel, manifest: ModelManifest) -> None:
+    # An added model.safetensors would be read before recorded shards, a template before the recorded one.
+    read_by_name = (".safetensors", ".json", ".jinja")
+    for path in sorted(model.path.iterdir()):
+        if path.suffix in read_by_name and path.name not in manifest.files and path.name != MODEL_MANIFEST:
+            raise IntegrityError(
+                "model-file-added",
+                f"{path.name} was added to model {model.name!r} after its import; nothing was started",
+                facts=[("file", str(path)), ("expected", "no such file")],
+                remedy=f"Delete the file; or {_IMPORT_AGAIN.format(model.name)}",
             )
 
 

@@ -20,7 +20,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vox_host.errors import ModelError, UsageError
-from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, check_name
+from vox_host.models.catalogue import (
+    BrokenModel,
+    Catalogue,
+    InstalledModel,
+    check_name,
+    note_as_verified,
+)
 from vox_host.models.demo_model import DemoSource, demo_names, load_demo_manifest
 from vox_host.models.gguf_import import GgufSource
 from vox_host.models.hf_import import HuggingFaceSource
@@ -125,7 +131,9 @@ def import_model(
                 _sync_directory(directory)
             model.rename(target)
         _sync_directory(catalogue.models_dir)
-    return Imported(catalogue.find(name), was_there=False)
+        imported = catalogue.find(name)
+        note_as_verified(imported)
+    return Imported(imported, was_there=False)
 
 
 def _already_there(source: Source, catalogue: Catalogue, name: str, progress: Progress) -> InstalledModel:
