@@ -217,6 +217,37 @@ def test_one_file_of_a_folder_asks_for_the_folder(hugging_face_folder):
     assert str(hugging_face_folder) in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer"),
+        (b"<!DOCTYPE html><html><body>Not found</body></html>", "HTML page"),
+        (b"PK\x03\x04" + bytes(60), "zip archive"),
+        (b"\xff\0\0\0\0\0\0\0{}", "declares a header of 255 bytes"),
+        (b"", "has 0 bytes"),
+    ],
+)
+def test_a_file_that_only_has_the_name_of_weights_is_told_what_it_is(tmp_path, data, said):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError) as caught:
+        open_source(str(tmp_path / "model.safetensors"), environment={})
+    assert said in caught.value.message
+    assert "nothing was imported" in caught.value.message
+
+
+def test_a_json_file_is_a_part_of_a_model_only_beside_weights(tmp_path, hugging_face_folder):
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(UsageError, match="not a model"):
+        open_source(str(tmp_path / "data.json"), environment={})
+    with pytest.raises(UsageError, match="one file of a model"):
+        open_source(str(hugging_face_folder / "config.json"), environment={})
+
+
+def test_a_file_of_weights_that_is_not_there_is_not_taken_for_one(tmp_path):
+    with pytest.raises(UsageError, match="neither a file"):
+        open_source(str(tmp_path / "absent.safetensors"), environment={})
+
+
 def test_any_other_file_is_told_that_it_is_no_gguf():
-    with pytest.raises(ModelError, match="magic"):
+    with pytest.raises(ModelError, match="magic at byte 0 is '# In'; a GGUF file has 'GGUF'"):
         open_source(str(CASES / "README.md"), environment={})

@@ -132,7 +132,7 @@ class _Reader:
 def _read(reader: _Reader) -> GgufFile:
     magic = reader.take(4, "magic")
     if magic != b"GGUF":
-        raise reader.error(0, "magic", f"is {magic!r}; a GGUF file has b'GGUF'")
+        raise reader.error(0, "magic", f"is {magic.decode('latin-1')!r}; a GGUF file has 'GGUF'")
     version = reader.number("I", "version")
     if version not in (2, 3):
         if version & 0xFFFF == 0 and version:

@@ -40,7 +40,8 @@ from vox_host.models.model_manifest import (
     read_manifest,
 )
 from vox_host.models.safetensors_write import Progress
-from vox_host.models.source import Contents, Source
+from vox_host.models.source import Contents, Source, as_model_error
+from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 
 __all__ = ["Imported", "import_model", "open_source"]
 
@@ -77,12 +78,8 @@ def open_source(text: str, *, environment: Mapping[str, str], wheels_dir: Path |
                 remedy=f"Name one: `vox-host model import {inside[0]}`.",
             )
         return HuggingFaceSource(path)
-    if path.suffix in (".safetensors", ".json"):
-        raise UsageError(
-            "model-source",
-            f"{path} is one file of a model; nothing was imported",
-            remedy=f"Name its folder: `vox-host model import {path.parent}`.",
-        )
+    if path.suffix in (".safetensors", ".json") and path.exists():
+        raise _one_file(path)
     if path.exists():
         return GgufSource(path)
     if text in demo_names():
@@ -91,6 +88,27 @@ def open_source(text: str, *, environment: Mapping[str, str], wheels_dir: Path |
         "model-source",
         f"{text!r} is neither a file, nor a folder, nor a demo model; nothing was imported",
         facts=[("demo_models", demo_names())],
+    )
+
+
+def _one_file(path: Path) -> UsageError | ModelError:
+    """Return what there is to say about a file that is at most a part of a model."""
+    if path.suffix == ".safetensors":
+        # Of a file that is no weights at all, its folder would only say the same.
+        try:
+            read_safetensors_header(path)
+        except CheckpointError as error:
+            return as_model_error(error)
+    elif not any(path.parent.glob("*.safetensors")):
+        return UsageError(
+            "model-source",
+            f"{path} is a JSON file with no weights beside it, not a model; nothing was imported",
+            remedy="Name a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors.",
+        )
+    return UsageError(
+        "model-source",
+        f"{path} is one file of a model; nothing was imported",
+        remedy=f"Name its folder: `vox-host model import {path.parent}`.",
     )
 
 
