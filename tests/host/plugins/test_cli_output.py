@@ -69,6 +69,12 @@ def test_debug_after_the_command_is_the_command_s_own(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_fact_that_is_empty_takes_no_line() -> None:
+    facts = [("missing", []), ("note", ""), ("count", 0), ("found", None), ("models", ["a", "b"])]
+    lines = render_error(VoxError("a-code", "it failed", facts=facts)).splitlines()
+    assert lines[1:] == ["  count   0", "  found   None", "  models  a, b"]
+
+
 def test_with_json_the_error_is_data_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,8 +94,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def render_error(error: VoxError) -> str:
     """Return an error as text: what failed, the facts in aligned rows, the next command."""
     lines = [f"error[{error.code}]: {error.message}"]
-    width = max((len(name) for name, _ in error.facts), default=0)
-    for name, value in error.facts:
+    facts = [(name, value) for name, value in error.facts if value not in ("", [], (), {})]
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
         # Lines of a log stay lines; any other list is read in one.
         between = "\n" if name == "last lines" else ", "
         shown = between.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
