@@ -122,13 +122,6 @@ def test_a_config_that_does_not_say_what_the_model_is_is_refused(hugging_face_fo
     assert blamed in refusal(hugging_face_folder).message
 
 
-def test_a_multimodal_checkpoint_is_known_by_its_text_model(hugging_face_folder):
-    change_config(
-        hugging_face_folder, model_type="gemma3", vision_config={}, text_config={"model_type": "gemma3_text"}
-    )
-    assert HuggingFaceSource(hugging_face_folder).architecture == "gemma3_text"
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": "a", "model_type": "b"}', None])
 def test_a_config_that_is_not_one_json_object_is_refused(hugging_face_folder, text):
     if text is None:

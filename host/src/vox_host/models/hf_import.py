@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import ModelError
+from vox_host.models.hf_shapes import check_tensors
 from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_host.models.source import Contents, License, as_model_error
@@ -45,9 +46,11 @@ class HuggingFaceSource:
         self.path = path
         try:
             checkpoint = Checkpoint.open(path)
-            self.architecture = _architecture(path)
+            config = _config(path)
+            self.architecture = _architecture(config, path / "config.json")
         except CheckpointError as error:
             raise as_model_error(error) from None
+        check_tensors(config, checkpoint, path / "config.json")
         if not (path / "tokenizer.json").is_file():
             raise _no_tokenizer(path)
         self.files = _files(path, checkpoint)
@@ -90,13 +93,18 @@ class HuggingFaceSource:
         return digests
 
 
-def _architecture(path: Path) -> str:
-    """Return the model_type of the text model, as config.json states it."""
+def _config(path: Path) -> dict[str, Any]:
     source = path / "config.json"
     if not source.is_file():
         raise CheckpointError("config-missing", f"{source} does not exist: a model's constants are in it")
-    config = read_json_object(source, code="config-invalid")
-    text_config = config.get("text_config", config)
+    return read_json_object(source, code="config-invalid")
+
+
+def _architecture(config: dict[str, Any], source: Path) -> str:
+    """Return the model_type of the text model, as the config.json at `source` states it."""
+    text_config = config.get("text_config")
+    if text_config is None:
+        text_config = config
     towers = [key for key in ("vision_config", "audio_config") if key in config]
     if towers and text_config is config:
         raise CheckpointError(
