@@ -89,3 +89,31 @@ def test_one_changed_byte_of_the_installed_plugin_stops_it_with_both_digests(cli
     finally:
         victim.write_bytes(original)
     assert cli.run(*ASK, "--prompt", PROMPT).returncode == 0
+
+
+def test_a_damaged_receipt_vouches_for_nothing(cli):
+    receipt = cli.home / "plugins/mens-cpu-ref.json"
+    original = receipt.read_bytes()
+    try:
+        receipt.write_bytes(b"{")
+        for arguments in (
+            (*ASK, "--prompt", PROMPT),
+            ("plugin", "verify"),
+            ("plugin", "verify", "mens-cpu-ref"),
+        ):
+            done = cli.run(*arguments)
+            assert done.returncode == 4, (arguments, done.stdout, done.stderr)
+        # Its bytes are right and its story is not: it is refused all the same.
+        receipt.write_bytes(original.replace(b'"0.1.0"', b'"0.1.1"'))
+        assert cli.run(*ASK, "--prompt", PROMPT).returncode == 3
+    finally:
+        receipt.write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    "options", [("--context-length", "99999999"), ("--threads", "999999")], ids=["context", "threads"]
+)
+def test_what_the_worker_refuses_of_a_request_is_the_users_to_mend(cli, options):
+    done = cli.run(*ASK, "--prompt", PROMPT, *options)
+    assert done.returncode == 2, done.stderr
+    assert options[1] in done.stderr and "Traceback" not in done.stderr

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from e2e.serving import serving, wait_until
+from e2e.serving import is_ready, serving, wait_until
 from fixtures.processes import still_alive
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
@@ -147,11 +148,21 @@ def test_a_killed_host_leaves_no_process_after_two_seconds(cli, state):
                 stream.close()
 
 
-def test_sigterm_ends_it_cleanly(cli):
+def test_malformed_http_is_refused_without_a_traceback_and_sigterm_ends_it_cleanly(cli):
     with serving(cli, MODEL) as server:
+        for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+                raw.sendall(garbage)
+                raw.shutdown(socket.SHUT_WR)
+                assert b"200" not in raw.recv(4096)
+        status, backends = server.request("GET", "/v1/backends")
+        assert status == 200 and backends["data"]
+        assert str(cli.home) not in json.dumps(backends)
+        assert is_ready(server)
         tree = server.tree()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
+        assert b"Traceback" not in server.process.stdout.read()
         assert still_alive(tree[1:], 2) == []
 
 

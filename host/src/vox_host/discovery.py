@@ -316,7 +316,9 @@ def _broken(name: str, claim: _Claim, problem: Problem) -> Candidate:
 def _as_problem(error: VoxError | OSError, prefix: str = "") -> Problem:
     if isinstance(error, OSError):
         return Problem(stage="found", code="unreadable", detail=f"{prefix}{error.filename}: {error.strerror}")
-    stage: Stage = "manifest" if error.code.startswith("manifest") else "found"
+    # A receipt that can't be read vouches for nothing: the same as bytes that changed.
+    stages: dict[str, Stage] = {"manifest": "manifest", "receipt": "integrity"}
+    stage = stages.get(error.code.split("-")[0], "found")
     facts = "".join(f"; {name} {value}" for name, value in error.facts)
     return Problem(
         stage=stage, code=error.code, detail=f"{prefix}{error.message}{facts}", remedy=error.remedy

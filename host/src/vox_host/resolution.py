@@ -126,6 +126,9 @@ class Resolution:
     """What must be said aloud about the chosen plugin."""
 
 
+_CHANGED = frozenset({"integrity-mismatch", "receipt-invalid", "receipt-unreadable"})
+
+
 def resolve(
     request: Request,
     machine: Machine,
@@ -155,7 +158,7 @@ def resolve(
         # A changed plugin is no reason to quietly use another one.
         for candidate in ordered:
             record = failures.get(candidate.plugin_id)
-            if record is not None and record.code == "integrity-mismatch":
+            if record is not None and record.code in _CHANGED:
                 raise _named_refused(candidate, record)
         fitting = [c for c in ordered if c.plugin_id not in failures]
         if not fitting:

@@ -169,7 +169,7 @@ def test_a_damaged_receipt_is_a_broken_plugin(plugins_dir: Path) -> None:
     (plugins_dir / "vox-toy.json").write_text("{")
     candidate = only(discover_installed(plugins_dir))
     assert candidate.plugin_id == "vox-toy"
-    assert problem_of(candidate)[:2] == ("found", "receipt-invalid")
+    assert problem_of(candidate)[:2] == ("integrity", "receipt-invalid")
 
 
 def test_a_changed_manifest_is_a_matter_of_integrity_before_it_is_parsed(

@@ -11,13 +11,16 @@ import importlib
 import importlib.util
 import logging
 import platform
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import typer
 
 import vox_host
 from vox_host.cli import output
+from vox_host.errors import UsageError
 
 __all__ = ["main", "run"]
 
@@ -37,7 +40,15 @@ _SUPPORTED = {"Linux", "Darwin"}
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    output.prepare_streams()
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    # Like Ctrl-C: what was begun is cleaned up on the way out. A second one can't disturb that.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,9 +63,10 @@ def run(arguments: Sequence[str]) -> int:
                 error=True,
             )
             return 3
+        _check_encoding(arguments)
         app = _build(arguments)
         status = app(list(arguments), prog_name="vox-host", standalone_mode=False)
-        sys.stdout.flush()
+        output.flush_output()
         return status if isinstance(status, int) else 0
     except KeyboardInterrupt:
         return 130
@@ -64,6 +76,16 @@ def run(arguments: Sequence[str]) -> int:
         return 141
     except Exception as error:  # noqa: BLE001 (one of the two broad catches there are)
         return output.report_error(error, debug="--debug" in root, as_json=wants_json)
+
+
+def _check_encoding(arguments: Sequence[str]) -> None:
+    for position, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError(
+                "usage", f"argument {position} is not valid UTF-8: {argument.encode('utf-8', 'replace')!r}"
+            ) from None
 
 
 def _build(arguments: Sequence[str]) -> typer.Typer:

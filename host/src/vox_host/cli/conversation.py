@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from vox_host.app.service import AnswerPiece, ModelService
-from vox_host.cli.output import print_line, render_error
+from vox_host.cli.output import print_line, print_piece, render_error
 from vox_host.errors import ModelError, UsageError, VoxError
 from vox_plugin_api import messages as m
 
@@ -51,8 +51,7 @@ class Conversation:
         try:
             while True:
                 if sys.stdin.isatty():
-                    sys.stdout.write("you: ")
-                    sys.stdout.flush()
+                    print_piece("you: ")
                 line = await self._lines.get()
                 if line is None:
                     break
@@ -107,8 +106,7 @@ class Conversation:
             async for item in items:
                 if isinstance(item, AnswerPiece):
                     said.append(item.text)
-                    sys.stdout.write(item.text)
-                    sys.stdout.flush()
+                    print_piece(item.text)
         print_line("")
 
 

@@ -14,7 +14,7 @@ from vox_host.app.compose import OpenModel
 from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService, draw_seed
 from vox_host.cli import model_options as shared
 from vox_host.cli.conversation import Conversation
-from vox_host.cli.output import print_json, print_line
+from vox_host.cli.output import print_json, print_line, print_piece
 from vox_host.errors import UsageError
 from vox_host.settings import load_settings
 from vox_plugin_api import messages as m
@@ -188,8 +188,7 @@ async def stream_to_terminal(service: ModelService, params: m.GenerateParams, st
                     if pieces == 0:
                         first = time.monotonic()
                     pieces += 1
-                    sys.stdout.write(item.text)
-                    sys.stdout.flush()
+                    print_piece(item.text)
                 case AnswerEnd():
                     print_line("")
                     if sys.stderr.isatty():

@@ -72,6 +72,8 @@ def make_options(
         raise UsageError(
             "record-folder", f"--record {record}: the folder does not exist; nothing was started"
         )
+    if record is not None and record.is_dir():
+        raise UsageError("record-folder", f"--record {record}: this is a folder; nothing was started")
     return ModelOptions(
         model=model,
         plugin=plugin,

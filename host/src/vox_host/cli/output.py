@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
 import sys
@@ -9,11 +12,14 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vox_host.errors import VoxError
+from vox_host.errors import UsageError, VoxError
 
 __all__ = [
+    "flush_output",
+    "prepare_streams",
     "print_json",
     "print_line",
+    "print_piece",
     "print_progress",
     "print_table",
     "print_warning",
@@ -25,9 +31,39 @@ __all__ = [
 
 def print_line(text: str, *, error: bool = False) -> None:
     """Print one line to stdout, or to stderr."""
-    stream = sys.stderr if error else sys.stdout
-    stream.write(f"{text}\n")
-    stream.flush()
+    if not error:
+        print_piece(f"{text}\n")
+        return
+    # Where stderr can't be written there is nobody to tell.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def print_piece(text: str) -> None:
+    """Print a piece of an answer to stdout, at once.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        UsageError: stdout can't be written.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _output_failed(error) from None
+
+
+def flush_output() -> None:
+    """Write what other code has left in stdout; raises like `print_piece`."""
+    print_piece("")
+
+
+def _output_failed(error: OSError) -> UsageError:
+    silence_stdout()
+    return UsageError("output-failed", f"standard output can't be written: {error.strerror or error}")
 
 
 def print_progress(text: str) -> None:
@@ -42,7 +78,8 @@ def print_warning(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print facts for programs: one JSON document, keys in order."""
-    print_line(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print_line(json.dumps(value, indent=2, ensure_ascii=not is_unicode, default=str))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -74,10 +111,12 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
     """Print an error and return the exit status for it."""
     if debug:
         traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, OSError):
+        error = _as_usage_error(error) or error
     if isinstance(error, VoxError):
         print_line(render_error(error), error=True)
         if as_json:
-            print_json({"error": error.as_dict()})
+            _print_error_json(error.as_dict())
         return error.exit_code
     if type(error).__name__ == "Abort":
         print_line("Stopped; nothing more was done.", error=True)
@@ -93,7 +132,7 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
         usage = VoxError("usage", str(format_message()), remedy=f"{command} --help")
         print_line(render_error(usage), error=True)
         if as_json:
-            print_json({"error": usage.as_dict()})
+            _print_error_json(usage.as_dict())
         return 2
     print_line(f"error[bug]: {type(error).__name__}: {error}", error=True)
     print_line(
@@ -102,10 +141,61 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
         error=True,
     )
     if as_json:
-        print_json({"error": {"code": "bug", "message": f"{type(error).__name__}: {error}"}})
+        _print_error_json({"code": "bug", "message": f"{type(error).__name__}: {error}"})
     return 1
+
+
+def _print_error_json(facts: dict[str, Any]) -> None:
+    # The text on stderr has said it already; a stdout that can't be written adds nothing.
+    try:
+        print_json({"error": facts})
+    except BrokenPipeError:
+        silence_stdout()
+    except UsageError:
+        pass
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_OTHER = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE})
+
+
+def _as_usage_error(error: OSError) -> UsageError | None:
+    """Return what the machine refused as the user's to solve; None: it may be our fault."""
+    number = error.errno
+    path = error.filename2 or error.filename
+    shown = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else None
+    if number not in _FULL | _REFUSED | _OTHER:
+        return None
+    message = f"{shown}: {error.strerror}" if shown else str(error.strerror)
+    if number in _FULL:
+        return UsageError("disk-full", message, remedy="Free some disk space and try again.")
+    if number in _REFUSED:
+        remedy = (
+            "Make it accessible to this user, or name another place (VOX_HOME for all that vox-host keeps)."
+        )
+        return UsageError("not-writable", message, remedy=remedy)
+    return UsageError("file-error", message)
+
+
+def prepare_streams() -> None:
+    """Make the three standard streams usable whatever the caller and the locale have left of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is taken, and no file that is opened later can get it.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal does not know is no reason to fail.
+            stream.reconfigure(errors="replace")
 
 
 def silence_stdout() -> None:
     """Point stdout nowhere, so that the interpreter's last flush does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -145,12 +145,16 @@ def verify(
         )
     if json:
         print_json({"plugins": report})
-        return
-    for row in report:
-        if row["verified"]:
-            print_line(f"{row['plugin']}: {row['files']} files match sha256:{row['tree_digest']}")
-        else:
-            print_warning(f"{row['plugin']}: not verified: {row['detail']}")
+    else:
+        for row in report:
+            if row["verified"]:
+                print_line(f"{row['plugin']}: {row['files']} files match sha256:{row['tree_digest']}")
+            else:
+                print_warning(f"{row['plugin']}: not verified: {row['detail']}")
+    # A plugin found beside the host has no receipt to compare with; named, it was to be verified.
+    owed = {c.plugin_id for c in candidates if plugin != AUTO or c.origin != "environment"}
+    if any(not row["verified"] and row["plugin"] in owed for row in report):
+        raise typer.Exit(4)
 
 
 @plugin_app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vox_host.errors import PluginError
+from vox_host.tool_process import tool_process
 
 __all__ = ["Report", "Tools", "find_tools", "run_tool"]
 
@@ -152,44 +154,33 @@ def run_tool(
     arguments = [str(part) for part in command]
     started = time.monotonic()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    try:
-        process = subprocess.Popen(
-            arguments,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise PluginError(
-            "tool-unusable",
-            f"{arguments[0]} can't be started: {error.strerror}; nothing was installed",
-            facts=[("command", " ".join(arguments))],
-        ) from None
     done = threading.Event()
 
     def tick() -> None:
         while not done.wait(progress_every_s):
             report(f"{what} ({time.monotonic() - started:.0f} s)")
 
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip():
-                tail.append(line.rstrip())
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        done.set()
-        ticker.join()
+    with contextlib.ExitStack() as stack:
+        try:
+            process = stack.enter_context(tool_process(arguments, environment, stderr=subprocess.STDOUT))
+        except OSError as error:
+            raise PluginError(
+                "tool-unusable",
+                f"{arguments[0]} can't be started: {error.strerror}; nothing was installed",
+                facts=[("command", " ".join(arguments))],
+            ) from None
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
+        try:
+            assert process.stdout is not None
+            for raw in process.stdout:
+                line = raw.decode("utf-8", "replace").rstrip()
+                if line:
+                    tail.append(line)
+            status = process.wait()
+        finally:
+            done.set()
+            ticker.join()
     if status not in accept:
         raise _failed(what, arguments, status, list(tail))
 

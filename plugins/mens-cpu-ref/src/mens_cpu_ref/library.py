@@ -132,7 +132,7 @@ def _set_threads(native: ctypes.CDLL, count: int) -> None:
     if native.vox_set_threads(count) != 0:
         raise BackendError(
             "threads-refused",
-            f"the system did not grant {count} threads; the CPU lane runs with one",
+            f"the system did not grant {count} threads; no model was loaded",
             facts={"threads": count},
             remedy="lower the number of threads, or raise the limit (ulimit -u, cgroup pids.max)",
         )
