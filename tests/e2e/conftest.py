@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,13 @@ class Cli:
     """`vox-host` with a home of its own."""
 
     home: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Set beside the environment of the tests."""
 
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        return {**os.environ, "PYTHONPATH": path, "VOX_HOME": str(self.home)}
+        return {**os.environ, "PYTHONPATH": path, "VOX_HOME": str(self.home), **self.variables}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "vox_host", *arguments]

@@ -42,10 +42,10 @@ class Server:
         assert status == 200, answer
         return answer
 
-    def stream(self, prompt: str, tokens: int) -> Iterator[dict[str, Any]]:
+    def stream(self, prompt: Any, tokens: int, **options: Any) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion as they come."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, **options}
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         with contextlib.closing(connection):
             for line in connection.getresponse():

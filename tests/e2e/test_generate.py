@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+from fixtures.processes import still_alive
 
 pytestmark = pytest.mark.real_model
 
@@ -31,6 +37,30 @@ def test_the_prompt_may_come_from_stdin_and_the_answer_streams_as_text(cli):
     done = cli.run(*ASK, stdin=PROMPT)
     assert done.returncode == 0, done.stderr
     assert " 100 degrees Celsius" in done.stdout
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_generate_ended_in_mid_answer_leaves_no_process(cli, how):
+    process = cli.start("generate", "--model", "gemma-3-270m", "--prompt", "Count:", "--max-tokens", "4000")
+    try:
+        os.set_blocking(process.stdout.fileno(), False)
+        written = b""
+        deadline = time.monotonic() + 30
+        while b"context" not in written or written.count(b"\n") < 4:  # the answer has begun
+            assert process.poll() is None and time.monotonic() < deadline, written
+            written += process.stdout.read() or b""
+            time.sleep(0.02)
+        tree = psutil.Process(process.pid).children(recursive=True)
+        assert any("vox_plugin_api.child" in child.cmdline() for child in tree)
+        process.send_signal(how)
+        assert process.wait(10) == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+        assert still_alive(tree, 2) == []
+    finally:
+        process.kill()
+        process.wait(10)
+        rest = process.stdout.read() or b""
+        process.stdout.close()
+    assert b"Traceback" not in written + rest
 
 
 @pytest.mark.parametrize("options", [("--threads", "1"), ("--threads", "2"), ("--context-length", "300")])

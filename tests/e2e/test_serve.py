@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +24,18 @@ from fixtures.processes import still_alive
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(240)]
 MODEL = "gemma-3-270m"
+MIB = 2**20
 PROMPT = "Water boils at a temperature of"
+LOAD = """
+import sys, time
+from mens_cpu_ref.plugin import backend
+from vox_plugin_api.messages import LoadModelParams
+lane = backend()
+began = time.perf_counter()
+for reply in lane.load_model(LoadModelParams(model_dir=sys.argv[1], model_digest="0" * 64)):
+    pass
+print(time.perf_counter() - began)
+"""
 LONG = "Count: one, two, three, four,"
 
 
@@ -42,40 +55,89 @@ def test_the_openai_client_gets_the_answer_and_the_stream_adds_up_to_it(cli):
         assert status == 400 and "chat template" in answer["error"]["message"]
 
 
-def test_a_worker_killed_in_mid_stream_is_told_at_once_and_the_next_request_works(cli):
+def test_the_bytes_on_the_wire_are_json_and_server_sent_events(cli):
+    """As curl would see them."""
+    ask = {"model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 0}
+    headers = {"content-type": "application/json"}
     with serving(cli, MODEL) as server:
-        events, seen_down = [], threading.Event()
+
+        def post(body) -> tuple[int, str, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            with contextlib.closing(connection):
+                connection.request("POST", "/v1/completions", body, headers)
+                response = connection.getresponse()
+                return response.status, response.headers.get_content_type(), response.read()
+
+        status, kind, whole = post(json.dumps(ask))
+        assert (status, kind) == (200, "application/json")
+        status, kind, events = post(json.dumps({**ask, "stream": True}))
+        assert (status, kind) == (200, "text/event-stream")
+        *pieces, done, nothing = events.split(b"\n\n")
+        assert (done, nothing) == (b"data: [DONE]", b"")
+        choices = [json.loads(p.removeprefix(b"data: "))["choices"][0] for p in pieces if p[:1] != b":"]
+        assert "".join(c["text"] for c in choices) == json.loads(whole)["choices"][0]["text"]
+        assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
+        status, kind, refused = post("{")
+        assert (status, kind) == (400, "application/json") and "error" in json.loads(refused)
+        port = str(server.port)
+        taken = cli.run("serve", "--model", MODEL, "--port", port)
+        assert taken.returncode == 2 and "port-taken" in taken.stderr and port in taken.stderr
+
+
+def test_a_worker_killed_in_mid_stream_is_told_at_once_and_the_next_request_works(cli):
+    with serving(cli, MODEL) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        statuses: list[int] = []
+        stop = threading.Event()
 
         def watch() -> None:
-            while not seen_down.is_set():
-                status, _ = server.request("GET", "/health")
-                if status != 200:
-                    seen_down.set()
+            while not stop.wait(0.005):
+                statuses.append(server.request("GET", "/health")[0])
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        killed_at = None
-        for event in server.stream(LONG, 400):
-            events.append(event)
-            if len(events) == 5:
-                watcher.start()
-                server.worker().send_signal(signal.SIGKILL)
-                killed_at = time.monotonic()
-        assert killed_at is not None and time.monotonic() - killed_at < 2
-        assert events[-1]["error"]["code"] == "worker-died", events[-1]
-        assert "SIGKILL" in events[-1]["error"]["message"]
-        assert seen_down.wait(10)
+        def ended(stream) -> tuple[dict, float]:
+            *_, last = stream
+            return last, time.monotonic()
+
+        streams = [server.stream(f"{LONG} {number}", 1000, ignore_eos=True) for number in range(3)]
+        for stream in streams:
+            for _ in range(5):
+                assert "error" not in next(stream)
+        body = {"prompt": LONG, "max_tokens": 1000, "ignore_eos": True}
+        waiting = pool.submit(server.request, "POST", "/v1/completions", body)
+        health = pool.submit(watch)
+        wait_until(lambda: server.request("GET", "/health")[1]["answers_in_flight"] == 4, 10)
+        wait_until(lambda: statuses, 10)
+        first_worker = server.worker()
+        first_worker.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        for end in [pool.submit(ended, stream) for stream in streams]:
+            last, ended_at = end.result(30)
+            assert last["error"]["code"] == "worker-died" and "SIGKILL" in last["error"]["message"], last
+            assert ended_at - killed_at < 2
+        status, answer = waiting.result(30)
+        assert status == 503 and answer["error"]["code"] == "worker-died", answer
+        wait_until(lambda: 503 in statuses, 10)
         assert "100 degrees" in server.complete(PROMPT, 16)["choices"][0]["text"]
-        assert is_ready(server)
-        watcher.join(5)
+        wait_until(lambda: statuses[-1] == 200, 10)
+        stop.set()
+        health.result(10)
+        assert statuses[0] == 200 and set(statuses) == {200, 503}
+        assert server.worker().pid != first_worker.pid
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("state", ["idle", "generating"])
+@pytest.mark.parametrize("state", ["idle", "generating", "reading a long prompt"])
 def test_a_killed_host_leaves_no_process_after_two_seconds(cli, state):
-    with serving(cli, MODEL) as server:
+    with serving(cli, MODEL) as server, contextlib.ExitStack() as stack:
         if state == "generating":
-            stream = server.stream(LONG, 2000)
+            stream = server.stream(LONG, 2000, ignore_eos=True)
             next(stream)
+        if state == "reading a long prompt":
+            pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1))
+            pool.submit(server.request, "POST", "/v1/completions", {"prompt": "word " * 20000})
+            worker = server.worker()
+            began = sum(worker.cpu_times()[:2])
+            wait_until(lambda: sum(worker.cpu_times()[:2]) > began + 0.3, 10)
+            assert server.request("GET", "/health")[1]["answers_in_flight"] == 1
         tree = server.tree()
         assert len(tree) >= 2
         os.kill(server.process.pid, signal.SIGKILL)
@@ -123,64 +185,84 @@ def _tree(cli):
     return Path(json.loads(cli.run("plugin", "show", "mens-cpu-ref", "--json").stdout)["path"])
 
 
-def test_who_else_is_served_changes_no_byte(cli):
-    """D1: alone, among others, before and after others."""
-    with serving(cli, MODEL) as server:
-        ask = ("The capital of France is", 24)
-        alone = server.complete(*ask, logprobs=3)["choices"]
-        others = ["a", "b " * 49, "count: " + "1 " * 299, *(f"item {i}" for i in range(4))]
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for delay in (0.0, 0.05):
-                futures = [pool.submit(server.complete, other, 40) for other in others]
-                time.sleep(delay)
-                assert server.complete(*ask, logprobs=3)["choices"] == alone
-                for future in futures:
-                    future.result()
-        assert server.complete(*ask, logprobs=3)["choices"] == alone
-
-
-def test_seeds_are_honoured_over_http(cli):
-    """D5: seed 42 repeats, no seed does not, 0 is a seed."""
-    with serving(cli, MODEL) as server:
-
-        def texts(*seeds):
-            ask = ("Write one random word:", 12)
-            answers = [server.complete(*ask, temperature=1.0, seed=seed) for seed in seeds]
-            return {answer["choices"][0]["text"] for answer in answers}
-
-        assert len(texts(42, 42, 42)) == 1
-        assert len(texts(0, 0, 0)) == 1
-        assert len(texts(1, 2, 3, 4, 5)) >= 4
-        assert len(texts(None, None, None, None, None)) >= 4
-
-
 def test_eight_together_give_three_times_the_tokens_per_second_of_one(cli):
+    prompts = [f"{LONG} and then number {number}" for number in range(8)]
     with serving(cli, MODEL) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
         server.complete(LONG, 8)
 
         def rate(users: int) -> float:
             began = time.perf_counter()
-            answers = list(pool.map(lambda _: server.complete(LONG, 64), range(users)))
-            return sum(a["usage"]["completion_tokens"] for a in answers) / (time.perf_counter() - began)
+            answers = list(pool.map(lambda p: server.complete(p, 64, ignore_eos=True), prompts[:users]))
+            made = sum(answer["usage"]["completion_tokens"] for answer in answers)
+            assert made == 64 * users
+            return made / (time.perf_counter() - began)
 
-        best = max(rate(8) / rate(1) for _ in range(4))
-        assert best >= 3, best
+        # In turn, and the best of each side: a busy machine slows one round, not the claim.
+        rounds = [(rate(8), rate(1)) for _ in range(3)]
+        together, alone = (max(rates) for rates in zip(*rounds, strict=True))
+        assert together >= 3 * alone, rounds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proportional set sizes are read from /proc")
-def test_host_and_worker_together_stay_below_450_mib(cli):
-    with serving(cli, MODEL) as server:
-        peak, stop = [0], threading.Event()
+def test_host_and_worker_together_stay_below_450_mib_loading_included(cli):
+    """One user's decode after a short and a middling prompt; the next test is about many users."""
+    peak: dict[int, int] = {}
+    stop = threading.Event()
 
-        def sample() -> None:
-            while not stop.wait(0.02):
-                with contextlib.suppress(psutil.Error):
-                    peak[0] = max(peak[0], sum(p.memory_full_info().pss for p in server.tree()))
+    def sample() -> None:
+        while not stop.wait(0.01):
+            sizes = memory_of_children()
+            if sum(sizes.values()) > sum(peak.values()):
+                peak.clear()
+                peak.update(sizes)
 
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        server.complete(PROMPT, 64)
-        server.complete("word " * 250, 16)
+    assert psutil.Process().children() == [], "only the server's processes are to be counted"
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        with serving(cli, MODEL) as server:
+            server.complete(PROMPT, 64)
+            server.complete("word " * 250, 16)
+            members = {process.pid for process in server.tree()}
+    finally:
         stop.set()
         sampler.join()
-        assert peak[0] <= 450 * 2**20, peak[0] / 2**20
+    assert len(members) >= 2 and peak.keys() >= members, "the peak was not seen with every process alive"
+    assert 100 * MIB < sum(peak.values()) <= 450 * MIB, {pid: size / MIB for pid, size in peak.items()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="proportional set sizes are read from /proc")
+def test_eight_users_cost_the_memory_of_their_positions_and_no_more_with_time(cli):
+    """One block each for eight users, and nothing for the users that come after them."""
+    per_position = 18 * 2 * 256 * 4  # layers, keys and values, head size, float32
+    with serving(cli, MODEL) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+
+        def settled(users: int) -> int:
+            list(pool.map(lambda user: server.complete(f"{LONG} {user}", 48), range(users)))
+            return sum(memory_of_children().values())
+
+        one, eight = settled(1), settled(8)
+        assert eight - one <= 8 * 128 * per_position + 16 * MIB, (one / MIB, eight / MIB)
+        later = [settled(8) for _ in range(3)][-1]
+        assert later - eight <= 8 * MIB, (eight / MIB, later / MIB)
+
+
+def memory_of_children() -> dict[int, int]:
+    """Proportional set sizes of everything below the tests, in bytes; those that just ended left out."""
+    sizes = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            sizes[process.pid] = process.memory_full_info().pss
+    return sizes
+
+
+def test_the_model_is_loaded_in_less_than_a_second_when_its_files_are_cached(cli):
+    python = json.loads(cli.run("plugin", "show", "mens-cpu-ref", "--json").stdout)["python"]
+    model = json.loads(cli.run("model", "show", MODEL, "--json").stdout)["path"]
+    took = []
+    for _ in range(3):
+        command = [python, "-I", "-B", "-c", LOAD, model]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        took.append(float(done.stdout))
+    assert min(took) < 1, took

@@ -54,6 +54,7 @@ def test_a_mismatched_driver_is_reported_with_its_own_words(tmp_path, monkeypatc
     machine = probe.probe_machine(use_nvml=False)
     assert machine.devices == ()
     assert "Driver/library version mismatch" in machine.problems[0].detail
+    assert "reboot" in machine.problems[0].remedy
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,16 @@ def test_a_dependency_that_is_nowhere_is_the_tool_s_own_message(tmp_path: Path) 
     with pytest.raises(PluginError) as caught:
         tools.install_wheels(environment, [wheel])
     assert "vox-no-such-distribution" in dict(caught.value.facts)["output"]
+
+
+@pytest.mark.parametrize("which", ["uv", "pip"])
+def test_a_rebuilt_wheel_of_the_same_version_replaces_the_cached_one(tmp_path: Path, which: str) -> None:
+    tools = make_tools(which, find_links=(tmp_path / "wheels",))
+    user = write_toy_wheel(tmp_path, "vox-user", requires=("vox-rebuilt==1.0.0",))
+    for text in ("first\n", "second\n"):
+        write_toy_wheel(tmp_path / "wheels", "vox-rebuilt", files={"vox_rebuilt/text.txt": text})
+        environment = tmp_path / text.strip()
+        tools.create_environment(environment)
+        tools.install_wheels(environment, [user])
+        [installed] = environment.glob("lib/python*/site-packages/vox_rebuilt/text.txt")
+        assert installed.read_text() == text

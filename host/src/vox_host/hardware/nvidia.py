@@ -46,9 +46,7 @@ def parse_smi(output: Output) -> tuple[list[SmiRow], list[Problem]]:
         if first.startswith("No devices were found") or (output.status == 0 and not first):
             return [], []
         detail = f"nvidia-smi ended with status {output.status}: {first or 'no output'}"
-        return [], [
-            Problem(source="nvidia-smi", detail=detail, remedy="run `nvidia-smi` and mend the driver")
-        ]
+        return [], [Problem(source="nvidia-smi", detail=detail, remedy=_remedy(detail))]
     lines = list(csv.reader(output.text.strip().splitlines(), skipinitialspace=True))
     header = [re.sub(r"\s*\[.*\]$", "", name.strip()) for name in lines[0]]
     rows: list[SmiRow] = []
@@ -69,6 +67,13 @@ def parse_smi(output: Output) -> tuple[list[SmiRow], list[Problem]]:
         )
         rows.append(SmiRow(dict(zip(header, merged, strict=True))))
     return rows, problems
+
+
+def _remedy(detail: str) -> str:
+    """Say what mends the driver: after an update the old module stays loaded until a reboot."""
+    if re.search(r"driver/library version mismatch", detail, re.IGNORECASE):
+        return "reboot: the driver was updated while its old kernel module is still loaded"
+    return "run `nvidia-smi` and mend the driver"
 
 
 def devices_from_rows(rows: Sequence[SmiRow], memory: Memory) -> list[Device]:
@@ -192,7 +197,7 @@ def _nvml_rows() -> tuple[list[SmiRow], list[Problem]]:
     except pynvml.NVMLError_LibraryNotFound:
         return [], []
     except pynvml.NVMLError as error:
-        return [], [Problem(source="nvml", detail=str(error), remedy="run `nvidia-smi` and mend the driver")]
+        return [], [Problem(source="nvml", detail=str(error), remedy=_remedy(str(error)))]
     try:
         return [SmiRow(_nvml_fields(pynvml, index)) for index in range(pynvml.nvmlDeviceGetCount())], []
     except pynvml.NVMLError as error:

@@ -81,6 +81,7 @@ class Tools:
                 "copy",
                 "--python",
                 python,
+                *self._refresh_options(),
             ]
         else:
             command = [*self._pip(), "--python", python, "install", "--quiet", "--no-compile"]
@@ -114,6 +115,18 @@ class Tools:
                 remedy="Install uv, or pip into this environment: python -m ensurepip",
             )
         return [self.python, "-m", "pip", "--disable-pip-version-check"]
+
+    def _refresh_options(self) -> list[str | Path]:
+        """Have uv look again at what lies in `find_links`; pip always does.
+
+        uv knows a wheel found there by its name and would take a cached one for a rebuilt one
+        of the same version.
+        """
+        names = {path.name.split("-", 1)[0] for folder in self.find_links for path in folder.glob("*.whl")}
+        options: list[str | Path] = []
+        for name in sorted(names):
+            options += ["--refresh-package", name.replace("_", "-")]
+        return options
 
     def _index_options(self) -> list[str | Path]:
         options: list[str | Path] = []
