@@ -199,3 +199,19 @@ async def test_a_template_that_does_not_compile_is_reported_at_load_with_its_lin
         assert (await opened.service.collect(params(5))).text == "Hello"
         with pytest.raises(UsageError, match="template"):
             await opened.service.encode_chat([{"role": "user", "content": "x"}])
+
+
+async def test_a_log_folder_that_cannot_be_made_is_named_with_what_to_change_and_said_once(tmp_path):
+    home = scripted_home(tmp_path, {"tokens": HELLO})
+    settings = Settings(home=home)
+    candidate = scripted_candidate(tmp_path)
+    if settings.log_dir.is_dir():
+        settings.log_dir.rmdir()
+    settings.log_dir.write_text("not a folder")
+    said: list[str] = []
+    with pytest.raises(UsageError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=[candidate], progress=said.append):
+            pass
+    assert caught.value.code == "log-not-writable"
+    assert "VOX_HOME" in str(caught.value.remedy) and str(settings.log_dir) in str(caught.value.facts)
+    assert not any("could not be used" in line for line in said)

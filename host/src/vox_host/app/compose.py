@@ -169,6 +169,7 @@ class _Start:
             require_verified=self.options.require_verified,
         )
         last_failure: VoxError | None = None
+        failed = ""
         while True:
             try:
                 resolution = resolve(request, self.machine, candidates, self.outcomes)
@@ -178,6 +179,9 @@ class _Start:
                     raise last_failure from None
                 raise
             chosen = resolution.chosen
+            if last_failure is not None:
+                # Said once there is another to go on with; else it is the error itself.
+                self.progress(f"{failed} could not be used: {last_failure.message}")
             verified_plan = functools.partial(self._verified_plan, chosen)
             plan = await verified_plan()
             self.progress(f"starting {chosen.plugin_id} {chosen.version}")
@@ -204,9 +208,8 @@ class _Start:
             except VoxError as failure:
                 if self.options.plugin != AUTO:
                     raise
-                last_failure = failure
+                last_failure, failed = failure, chosen.plugin_id
                 self._note(chosen, _stage_of(failure), "failed", failure.code, failure.message)
-                self.progress(f"{chosen.plugin_id} could not be used: {failure.message}")
                 continue
             load_ms = (time.monotonic() - started) * 1000
             log.info("plugin.loaded id=%s load_ms=%.0f", chosen.plugin_id, load_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import psutil
 
@@ -52,8 +53,16 @@ def worker_killed(
     )
 
 
-def not_started(plan: LaunchPlan, error: OSError) -> WorkerFailedError:
+def not_started(plan: LaunchPlan, error: OSError) -> VoxError:
     """Return the error for a process that could not even be started."""
+    where = Path(error.filename) if isinstance(error.filename, str) else error.filename
+    if isinstance(where, Path) and (where.is_relative_to(plan.log_dir) or plan.log_dir.is_relative_to(where)):
+        return UsageError(
+            "log-not-writable",
+            f"the worker's log can't be written: {error.strerror}; nothing was started",
+            facts=[("folder", str(plan.log_dir))],
+            remedy="Make the folder writable, or let VOX_HOME name one that is.",
+        )
     return WorkerFailedError(
         "worker-not-started",
         f'worker "{plan.plugin_id}" could not be started: {error.strerror or error}',
