@@ -204,3 +204,21 @@ def test_an_untied_head_is_used(tmp_path):
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * 2
     save_file(tensors, tmp_path / "model.safetensors")
     np.testing.assert_allclose(logits(tmp_path), 2 * before, rtol=1e-6)
+
+
+def test_a_lane_that_takes_a_matrix_in_pieces_gives_their_pages_back(tmp_path, monkeypatch):
+    released = []
+    monkeypatch.setattr(
+        Checkpoint, "release", lambda self, name, nbytes=None: released.append((name, nbytes))
+    )
+
+    class InPieces(NumpyLane):
+        def load_matrix(self, stored):
+            for end in (64, stored.data.nbytes):
+                stored.taken(end)
+            return super().load_matrix(stored)
+
+    open_model(write_model(tmp_path / "m", QWEN3), InPieces())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert next(n for of, n in released if of == name) == 64
+    assert (name, None) in released

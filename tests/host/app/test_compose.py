@@ -215,3 +215,16 @@ async def test_a_log_folder_that_cannot_be_made_is_named_with_what_to_change_and
     assert caught.value.code == "log-not-writable"
     assert "VOX_HOME" in str(caught.value.remedy) and str(settings.log_dir) in str(caught.value.facts)
     assert not any("could not be used" in line for line in said)
+
+
+async def test_a_changed_tokenizer_is_a_digest_that_differs_and_is_never_parsed(tmp_path):
+    home = scripted_home(tmp_path, {"tokens": HELLO})
+    file = next(home.glob("models/tiny/tokenizer.json"))
+    file.write_bytes(b"?" * file.stat().st_size)
+    with pytest.raises(IntegrityError) as caught:
+        async with open_model(
+            Settings(home=home), options(), MACHINE, candidates=[scripted_candidate(tmp_path)]
+        ):
+            pass
+    assert caught.value.code == "model-digest"
+    assert "tokenizer.json" in str(caught.value.facts) + caught.value.message

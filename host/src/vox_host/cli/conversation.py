@@ -46,8 +46,7 @@ class Conversation:
             )
         loop = asyncio.get_running_loop()
         threading.Thread(target=_read_lines, args=(loop, self._lines), daemon=True).start()
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
         try:
             while True:
                 if sys.stdin.isatty():
@@ -58,8 +57,7 @@ class Conversation:
                 if line.strip():
                     await self._turn(line)
         finally:
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGINT)
         print_line("")
 
     def _interrupted(self) -> None:
