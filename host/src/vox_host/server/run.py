@@ -7,7 +7,7 @@ import contextlib
 import errno
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 from aiohttp import web
@@ -135,11 +135,12 @@ def _shown(host: str) -> str:
 
 
 @contextlib.contextmanager
-def _stop_signals(stop: asyncio.Event):  # type: ignore[no-untyped-def]
+def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     handled = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        # Only the main thread may handle signals; elsewhere the caller sets `stop` itself.
+        with contextlib.suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, stop.set)
             handled.append(number)
     try:
