@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
@@ -68,3 +70,23 @@ def test_the_file_appears_whole_and_under_its_name_at_the_end(tmp_path: Path) ->
     transcript.close()
     assert path.read_text().splitlines()[-1] == '{"request":1,"result":{"token":1}}'
     assert [entry.name for entry in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is /dev/full here")
+def test_a_disk_that_fills_stops_the_recording_and_not_the_answers(tmp_path, caplog):
+    path = tmp_path / "record"
+    path.write_text("an older transcript")
+    transcript = Transcript(path)
+    transcript._file.close()
+    transcript._file = Path("/dev/full").open("wb")  # noqa: SIM115 (the transcript closes it)
+    for _ in range(3):
+        exchange = transcript.begin("generate", m.GenerateParams(token_ids=[1], max_tokens=1))
+        exchange.event({"tokens": ["x" * 100_000]})
+        exchange.end()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(OSError, match="No space left") as caught:
+        transcript.close()
+    assert caught.value.filename == str(path)
+    transcript.close()
+    assert path.read_text() == "an older transcript"
+    assert list(tmp_path.iterdir()) == [path]

@@ -8,7 +8,9 @@ which they were begun, however their answers were interleaved in time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +21,8 @@ from typing import Any, BinaryIO
 from vox_plugin_api import messages as m
 
 __all__ = ["LOCAL_PARAMS", "Exchange", "Transcript"]
+
+log = logging.getLogger(__name__)
 
 LOCAL_PARAMS = frozenset({"model_dir", "threads", "memory_bytes"})
 """Parameters that say where and with what, never what: `model_digest` names the model."""
@@ -57,13 +61,18 @@ class Exchange:
 
 
 class Transcript:
-    """The file `path`; it appears under its name, whole, when the transcript is closed."""
+    """The file `path`; it appears under its name, whole, when the transcript is closed.
+
+    A disk that fills is no reason to stop answering: from then on nothing is recorded, nothing
+    stays behind, and `close` says why there is no transcript.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         self._file: BinaryIO = self._partial.open("wb")
-        self._file.write(m.canonical_json({"transcript": 1, "protocol": m.PROTOCOL_MAX}) + b"\n")
+        self._failure: OSError | None = None
+        self._write([m.canonical_json({"transcript": 1, "protocol": m.PROTOCOL_MAX}) + b"\n"])
         self._open: deque[Exchange] = deque()
         self._begun = 0
 
@@ -75,16 +84,25 @@ class Transcript:
         return exchange
 
     def close(self) -> None:
-        """Write what is left, to disk, and give the file its name. Closing twice does nothing."""
-        if self._file.closed:
-            return
-        for exchange in self._open:
-            exchange.is_complete = True
-        self._write_complete()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.replace(self._path)
+        """Write what is left, to disk, and give the file its name. Closing twice does nothing.
+
+        Raises:
+            OSError: it could not be written; the file at `path`, if any, is as it was.
+        """
+        if not self._file.closed:
+            for exchange in self._open:
+                exchange.is_complete = True
+            self._write_complete()
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._partial.replace(self._path)
+            except OSError as error:
+                self._give_up(error)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> Transcript:
         return self
@@ -99,6 +117,21 @@ class Transcript:
 
     def _write_complete(self) -> None:
         while self._open and self._open[0].is_complete:
-            if self._file.closed:
-                return
-            self._file.writelines(self._open.popleft().lines)
+            self._write(self._open.popleft().lines)
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.writelines(lines)
+            # A full disk shows now, and not in the answers of an hour.
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        log.warning("the transcript %s can't be written and was given up: %s", self._path, error.strerror)
+        self._failure = OSError(error.errno, error.strerror, str(self._path))
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._partial.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -192,3 +193,35 @@ def test_a_taken_port_is_named_with_its_owner_and_the_flag_before_anything_is_lo
         assert f"pid {os.getpid()}".encode() in done.stderr
         assert b"--port" in done.stderr
         assert b"starting" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["device", "link", "pipe", "store"])
+def test_a_transcript_takes_the_place_of_nothing_else(home_and_command, tmp_path, kind):
+    command, environment = home_and_command()
+    target = tmp_path / "target"
+    if kind == "device":
+        target = Path("/dev/null")
+    elif kind == "link":
+        (tmp_path / "mine").write_text("mine")
+        target.symlink_to(tmp_path / "mine")
+    elif kind == "pipe":
+        os.mkfifo(target)
+    else:
+        target = next(Path(environment["VOX_HOME"]).glob("models/*/config.json"))
+    before = target.lstat()
+    ask = ("generate", "--model", "tiny", "--prompt", "x", "--max-tokens", "1")
+    done = run_command(command, environment, *ask, "--record", str(target))
+    assert done.returncode == 2 and b"record-folder" in done.stderr
+    assert (target.lstat().st_mode, target.lstat().st_ino) == (before.st_mode, before.st_ino)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--max-tokens", "99999999999999999999"), ("--top-k", "2147483648"), ("--prompt-file", "/dev/zero")],
+    ids=lambda o: o[0],
+)
+def test_what_http_refuses_the_command_line_refuses(home_and_command, options):
+    command, environment = home_and_command()
+    prompt = () if "--prompt-file" in options else ("--prompt", "x")
+    done = run_command(command, environment, "generate", "--model", "tiny", *prompt, *options)
+    assert done.returncode == 2, done.stderr

@@ -69,6 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         output.flush_output()
         return status if isinstance(status, int) else 0
     except KeyboardInterrupt:
+        output.print_line("stopped; what had not been finished was not kept", error=True)
         return 130
     except BrokenPipeError:
         # The reader has gone (`vox-host ... | head`); nothing is wrong and nobody listens.

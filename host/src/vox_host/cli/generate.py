@@ -27,7 +27,13 @@ Temperature = Annotated[
         "--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token; higher is more random."
     ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", min=0, help="Draw among this many likeliest tokens; 0: all.")]
+_INT32 = 2**31 - 1
+"""The same bound as over HTTP."""
+_MAX_PROMPT_BYTES = 64 << 20
+
+TopK = Annotated[
+    int, typer.Option("--top-k", min=0, max=_INT32, help="Draw among this many likeliest tokens; 0: all.")
+]
 TopP = Annotated[
     float,
     typer.Option(
@@ -53,7 +59,9 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."),
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Most tokens in the answer.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=0, max=_INT32, help="Most tokens in the answer.")
+]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")
 ]
@@ -237,14 +245,19 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return prompt
     if prompt_file is not None and str(prompt_file) != "-":
         try:
-            data = prompt_file.read_bytes()
+            with prompt_file.open("rb") as file:
+                data = file.read(_MAX_PROMPT_BYTES + 1)
         except OSError as problem:
             raise UsageError("prompt-file", f"--prompt-file {prompt_file}: {problem.strerror}") from None
     elif prompt_file is not None or not sys.stdin.isatty():
-        data = sys.stdin.buffer.read()
+        data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
     else:
         raise UsageError(
             "usage", "there is nothing to continue", remedy="Give --prompt TEXT or --prompt-file FILE."
+        )
+    if len(data) > _MAX_PROMPT_BYTES:
+        raise UsageError(
+            "prompt-too-long", f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB; nothing was started"
         )
     try:
         return data.decode("utf-8")

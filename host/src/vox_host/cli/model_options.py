@@ -13,7 +13,7 @@ from vox_host.app.compose import ModelOptions, OpenModel, open_model
 from vox_host.cli.output import print_progress, print_warning
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
-from vox_host.settings import Settings
+from vox_host.settings import Settings, load_settings
 from vox_plugin_api.messages import Numerics
 
 __all__ = [
@@ -68,12 +68,8 @@ def make_options(
     words = (*get_args(Numerics), "any")
     if numerics not in words:
         raise UsageError("usage", f"--numerics is one of {', '.join(words)}; found {numerics!r}")
-    if record is not None and not record.absolute().parent.is_dir():
-        raise UsageError(
-            "record-folder", f"--record {record}: the folder does not exist; nothing was started"
-        )
-    if record is not None and record.is_dir():
-        raise UsageError("record-folder", f"--record {record}: this is a folder; nothing was started")
+    if record is not None:
+        _check_record(record)
     return ModelOptions(
         model=model,
         plugin=plugin,
@@ -101,3 +97,21 @@ def with_model(
             return await use(opened)
 
     return asyncio.run(run())
+
+
+def _check_record(record: Path) -> None:
+    """Refuse a transcript that would take the place of something that is not one."""
+    home = load_settings().home
+    if not record.absolute().parent.is_dir():
+        why = "the folder does not exist"
+    elif record.is_dir():
+        why = "this is a folder"
+    elif record.is_symlink() or (record.exists() and not record.is_file()):
+        why = "this is a link, a device or a pipe, which a finished transcript would replace"
+    elif record.absolute().resolve().is_relative_to(home.resolve()):
+        why = f"this lies in {home}, where plugins and models are kept"
+    else:
+        return
+    raise UsageError(
+        "record-folder", f"--record {record}: {why}; nothing was started", remedy="Name a file of your own."
+    )
