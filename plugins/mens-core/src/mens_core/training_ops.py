@@ -1,0 +1,193 @@
+"""The operators of training: what a lane adds to `Ops` to carry gradients and take a step.
+
+The same rules as in `ops`: every operator is defined bit by bit in docs/numerics.md under its
+name, and faults are recorded under the name that is given. A lane without the capability
+"train" implements `Ops` alone.
+
+A step trains on examples. E examples of a micro-batch are E sequences of one `Batch`; example e
+owns the rows starts[e] to starts[e + 1]. Gradients of parameters are made per example, so that
+neither micro-batches nor packing change a bit; `dy` is the gradient of the summed loss with
+respect to an operator's output y. Base weights are frozen: they have no gradients.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.ops import AttentionSpec, Batch, Ints, KvCache, Matrix, Ops, RotaryTable, Tensor
+
+__all__ = ["AdamW", "AttentionSaved", "DropoutKey", "TrainingOps"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSaved:
+    """What attention's backward needs of its forward beside q, k and v."""
+
+    out: Tensor
+    """[N, H * C]"""
+    m: Tensor
+    """[N, H] the running maximum after the last block."""
+    l: Tensor  # noqa: E741 - the name that docs/numerics.md gives it
+    """[N, H] the running sum of exp(s - m)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutKey:
+    """Which random words decide: Philox key and the counter's fixed parts (docs/numerics.md)."""
+
+    seed: int
+    """Of the run, below 2^64."""
+    step: int
+    """Optimizer step, from 0, below 2^32."""
+    layer: int
+    """Number of the adapted matrix in the adapter's bytewise key order, below 2^16."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Constants of one AdamW step, each a float32 value made by exact rules (docs/numerics.md)."""
+
+    learning_rate: float
+    beta1: float
+    one_minus_beta1: float
+    beta2: float
+    one_minus_beta2: float
+    eps: float
+    decay: float
+    """1 - learning_rate * weight_decay."""
+    correction1: float
+    """1 - beta1^t, t counting from 1."""
+    correction2: float
+    """1 - beta2^t."""
+
+
+class TrainingOps(Ops):
+    """`Ops`, with a backward for each operator that has one, the loss, and the update."""
+
+    # --- memory ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def from_host(self, x: npt.NDArray[np.float32]) -> Tensor:
+        """Take a float32 array of any shape as a tensor (a copy)."""
+
+    @abstractmethod
+    def matrix(self, x: Tensor, *, name: str) -> Matrix:
+        """Take a float32 tensor [rows, columns] as a weight for `linear`; later changes of x don't show."""
+
+    # --- backward of the forward's operators ------------------------------------------------------
+
+    @abstractmethod
+    def linear_backward(self, dy: Tensor, weight: Matrix, *, name: str) -> Tensor:
+        """dy W, each element C128 over W's rows, weights dequantised to f32: [N, rows] to [N, columns]."""
+
+    @abstractmethod
+    def rms_norm_backward(self, dy: Tensor, x: Tensor, weight: Tensor, eps: float, *, name: str) -> Tensor:
+        """Gradient of `rms_norm` with respect to x: [N, D]."""
+
+    @abstractmethod
+    def head_norm_backward(
+        self, dy: Tensor, x: Tensor, weight: Tensor, heads: int, eps: float, *, name: str
+    ) -> Tensor:
+        """Gradient of `head_norm` with respect to x: [N, heads * C]."""
+
+    @abstractmethod
+    def rope_backward(
+        self, dy: Tensor, heads: int, table: RotaryTable, positions: Ints, *, name: str
+    ) -> Tensor:
+        """`rope` by the negative angles: [N, heads * C]."""
+
+    @abstractmethod
+    def attention_saving(
+        self, q: Tensor, cache: KvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
+    ) -> AttentionSaved:
+        """`attention`, keeping what its backward needs."""
+
+    @abstractmethod
+    def attention_backward(
+        self,
+        dy: Tensor,
+        q: Tensor,
+        saved: AttentionSaved,
+        cache: KvCache,
+        layer: int,
+        batch: Batch,
+        spec: AttentionSpec,
+        *,
+        name: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q [N, H * C], k and v [N, G * C].
+
+        Every sequence of the batch starts at position 0 and has all its rows in the batch; its
+        keys and values are read from `cache`.
+        """
+
+    @abstractmethod
+    def silu_gate_backward(self, dy: Tensor, gate: Tensor, up: Tensor, *, name: str) -> tuple[Tensor, Tensor]:
+        """Gradients of gate and up."""
+
+    @abstractmethod
+    def gelu_gate_backward(self, dy: Tensor, gate: Tensor, up: Tensor, *, name: str) -> tuple[Tensor, Tensor]:
+        """Gradients of gate and up."""
+
+    @abstractmethod
+    def softcap_backward(self, dy: Tensor, x: Tensor, cap: float, *, name: str) -> Tensor:
+        """Gradient of `softcap` with respect to its input x."""
+
+    @abstractmethod
+    def put_rows(self, x: Tensor, rows: Ints, count: int) -> Tensor:
+        """[L, D] to [count, D]: row i goes to rows[i] (ascending, distinct), all others are +0."""
+
+    # --- loss -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def cross_entropy(self, logits: Tensor, targets: Ints, *, name: str) -> tuple[Tensor, Tensor]:
+        """Losses [L] and their gradients [L, V], softmax minus one at the target; divided by nothing."""
+
+    @abstractmethod
+    def example_sums(self, losses: Tensor, positions: Ints, starts: Ints) -> Tensor:
+        """Sums [E] of losses [L] by C128, chunked by position; example e owns starts[e] to starts[e + 1]."""
+
+    # --- adapters -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
+        """x * factor, one rounding."""
+
+    @abstractmethod
+    def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
+        """y + x * factor: a product rounded, then a sum rounded."""
+
+    @abstractmethod
+    def dropout(
+        self, x: Tensor, rate: float, key: DropoutKey, positions: Ints, examples: Ints, *, name: str
+    ) -> Tensor:
+        """Each element is +0 or x * (1 / (1 - rate)), by its random word; its own backward on dy.
+
+        Args:
+            positions: [N] of each row in its example.
+            examples: [N] index of each row's example in the whole step.
+        """
+
+    @abstractmethod
+    def embed_backward(self, dy: Tensor, token_ids: Ints, starts: Ints, rows: int, *, name: str) -> Tensor:
+        """Gradient [E, rows, D] of a table's rows, per example: C128 over the positions that took the row."""
+
+    @abstractmethod
+    def example_products(self, a: Tensor, b: Tensor, starts: Ints, *, name: str) -> Tensor:
+        """Per example, a^T b by C128 over its rows, chunks restarting at each example: [E, P, Q]."""
+
+    # --- the update ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sum_of_squares(self, x: Tensor, *, name: str) -> np.float32:
+        """C128 of x_i * x_i over the flat tensor."""
+
+    @abstractmethod
+    def adamw(
+        self, parameter: Tensor, gradient: Tensor, m: Tensor, v: Tensor, by: AdamW, *, name: str
+    ) -> None:
+        """Update parameter, m and v in place, element by element."""
