@@ -2,7 +2,7 @@
 
 The process leads a session and a group of its own, gets one descriptor beyond the standard
 ones, and writes stdout and stderr to a file: a worker never waits for its host to read a line,
-and what it said last is there after any death. A second, tiny process outlives the host by the
+and what it said last is there after any death. A watchdog process outlives the host by the
 moment it needs to kill the group, so that a worker inside a native call, and whatever it has
 started, ends with the host on every platform.
 """
@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vox_host.watchdog import Watchdog
 from vox_host.workers.launch import LaunchPlan, Limits, worker_environment
 
 __all__ = ["Exit", "WorkerProcess"]
 
 _TAIL_BYTES = 8 * 1024
 _LOGS_KEPT = 20
-_SHELL = Path("/bin/sh")
-# The first line names the group; the second read returns when the host's end closes.
-_WATCHDOG = 'read -r group || exit 0; read -r _; kill -s KILL -- "-$group"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class WorkerProcess:
     def __init__(
         self,
         popen: subprocess.Popen[bytes],
-        watchdog: _Watchdog | None,
+        watchdog: Watchdog | None,
         connection: socket.socket,
         log_path: Path,
     ) -> None:
@@ -87,7 +85,7 @@ class WorkerProcess:
         try:
             log_path, log = _open_log(plan)
             with log, theirs:
-                watchdog = _Watchdog.start()
+                watchdog = Watchdog.start()
                 popen = subprocess.Popen(
                     [plan.python, "-I", "-B", "-m", "vox_plugin_api.child", plan.plugin_id],
                     stdin=subprocess.DEVNULL,
@@ -168,47 +166,6 @@ def _kill_group(group: int, number: signal.Signals) -> None:
     # macOS says EPERM for a group in which only dead processes are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-class _Watchdog:
-    """A shell that reads from a pipe only this process holds, and kills a group when it ends."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int) -> None:
-        self._popen = popen
-        self._lifeline = lifeline
-
-    @classmethod
-    def start(cls) -> _Watchdog | None:
-        """Start it before its worker, or return None where there is no shell (Linux then still
-        has the parent-death signal)."""
-        if not _SHELL.exists():
-            return None
-        read_end, write_end = os.pipe()
-        try:
-            popen = subprocess.Popen(
-                [_SHELL, "-c", _WATCHDOG],
-                stdin=read_end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(write_end)
-            raise
-        finally:
-            os.close(read_end)
-        return cls(popen, write_end)
-
-    def watch(self, group: int) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._lifeline, f"{group}\n".encode())
-
-    def stop(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
-        os.close(self._lifeline)
 
 
 def _open_log(plan: LaunchPlan) -> tuple[Path, BinaryIO]:
