@@ -97,7 +97,7 @@ async def open_model(
         if transcript is not None:
             stack.callback(transcript.close)
         template, template_warnings = await _open_template(stack, model, tokenizer, warn)
-        start = _Start(settings, options, machine, model, transcript, progress)
+        start = _Start(settings, options, machine, model, transcript, progress, warn)
         resolution, supervisor, load = await start.first_that_starts(found)
         stack.push_async_callback(supervisor.stop)
         for warning in (*resolution.warnings, *load.warnings):
@@ -158,6 +158,8 @@ class _Start:
     model: InstalledModel
     transcript: Transcript | None
     progress: Say
+    warn: Say
+    said_of_log: str | None = None
     outcomes: list[StageRecord] = field(default_factory=list)
 
     async def first_that_starts(
@@ -190,6 +192,7 @@ class _Start:
             async def load(
                 worker: Worker, chosen: Candidate = chosen, loads: list[m.LoadResult] = loads
             ) -> None:
+                self._warn_of_log(worker)
                 event = await worker.call("load_model", self._load_params(chosen))
                 loads.append(m.LoadResult.model_validate(event.result))
 
@@ -220,6 +223,12 @@ class _Start:
             self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
             # Resolved once more, so that the record holds what the attempts have shown.
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    def _warn_of_log(self, worker: Worker) -> None:
+        """Say once that there is no log file; a worker without one serves all the same."""
+        if worker.log_problem not in (None, self.said_of_log):
+            self.said_of_log = worker.log_problem
+            self.warn(f"the worker's log can't be written ({worker.log_problem}); it goes to stderr")
 
     async def _verified_plan(self, chosen: Candidate) -> LaunchPlan:
         # Each start maps the weights anew.
