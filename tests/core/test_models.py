@@ -10,13 +10,13 @@ from lanes.batches import Sequences
 from lanes.counting_lane import CountingLane
 from lanes.numpy_lane import NumpyLane
 from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
-from mens_core.config import parse_config
 from mens_core.models.load import Progress, load
 from mens_core.models.model import RowFault
 from mens_core.ops import Ops
 from oracle.float64_forward import settings_of
 from oracle.rounding import logit_bound
 from vox_plugin_api.checkpoint import Checkpoint
+from vox_plugin_api.families import parse_config
 
 FAMILIES = list(BY_FAMILY)
 

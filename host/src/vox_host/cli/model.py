@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vox_host.cli.output import print_json, print_line, print_progress, print_table
+from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, verify_files
 from vox_host.models.safetensors_write import Progress
 from vox_host.settings import load_settings, tool_environment
@@ -51,6 +51,8 @@ def import_(
     from vox_host.models.importing import import_model, open_source
 
     opened = open_source(source, environment=tool_environment(), wheels_dir=wheels)
+    for note in opened.notes:
+        print_warning(note)
     print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
     if accept_license:
         print_line("You accept it by --accept-license.", error=True)
@@ -63,7 +65,7 @@ def import_(
             progress=progress,
         )
     if json:
-        print_json(_facts(imported.model) | {"was_there": imported.was_there})
+        print_json(_facts(imported.model) | {"was_there": imported.was_there, "notes": list(opened.notes)})
         return
     did = "was already imported" if imported.was_there else "is imported"
     print_line(f"{imported.model.name} {did}: {_size(imported.model.size_bytes)} in {imported.model.path}")

@@ -18,6 +18,7 @@ from vox_host.integrity import StatCache
 from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
+from vox_plugin_api.families import parse_config
 
 __all__ = ["BrokenModel", "Catalogue", "InstalledModel", "check_name", "note_as_verified", "verify_files"]
 
@@ -35,7 +36,7 @@ class InstalledModel:
     digest: str
     architecture: str
     context_length: int | None
-    """Positions the model was made for."""
+    """Positions the model was made for; None: of a family that is not known here."""
     size_bytes: int
     """Of the weights inside."""
     license: str
@@ -217,21 +218,26 @@ def _read_entry(path: Path) -> InstalledModel | BrokenModel:
             name=path.name, path=path, code="model-incomplete", problem=text, missing=tuple(problems)
         )
     weights = [r.size_bytes for name, r in manifest.files.items() if name.endswith(".safetensors")]
-    text_config = config.get("text_config")
-    constants = text_config if isinstance(text_config, dict) else config
-    context = constants.get("max_position_embeddings")
     return InstalledModel(
         name=path.name,
         path=path,
         digest=manifest.digest,
         architecture=manifest.architecture,
-        context_length=context if isinstance(context, int) else None,
+        context_length=_context_length(config),
         size_bytes=sum(weights),
         license=manifest.license.id,
         license_terms=manifest.license.terms,
         imported_at=manifest.imported_at,
         source=manifest.source,
     )
+
+
+def _context_length(config: dict[str, Any]) -> int | None:
+    # A family that is not known here, or a config that a plugin will refuse: nothing to show.
+    try:
+        return parse_config(config).context_length
+    except CheckpointError:
+        return None
 
 
 def _file_problems(path: Path, manifest: ModelManifest) -> dict[str, str]:

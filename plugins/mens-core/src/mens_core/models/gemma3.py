@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mens_core.config import ModelConfig
 from mens_core.models.layers import Attention, GatedMlp, Norm
 from mens_core.ops import Batch, KvCache, Ops, RotaryTable, Tensor
 from mens_core.weights import Weights
+from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer"]
 

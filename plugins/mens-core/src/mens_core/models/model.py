@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mens_core.config import ModelConfig
 from mens_core.models.layers import Head
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
+from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
 
