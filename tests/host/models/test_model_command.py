@@ -1,6 +1,8 @@
 """vox-host model: what a user sees, and the exit status."""
 
 import json
+import os
+import re
 
 import pytest
 
@@ -88,6 +90,51 @@ def test_show_can_verify_every_byte(call, folder, home):
     assert "error[model-digest]" in err
     assert "config.json" in err
     assert call("show", "tiny")[0] == 0
+
+
+def test_a_changed_model_is_listed_as_changed_and_verify_says_which_byte_for_byte(call, folder, home):
+    for name in ("a", "b"):
+        call("import", folder, "--name", name, "--accept-license")
+    path = home / "models" / "b" / "config.json"
+    path.write_bytes(path.read_bytes().replace(b"512", b"513"))
+    lines = call("list")[1].splitlines()
+    assert lines[1].endswith("ok")
+    assert lines[2].endswith("changed since the last check: config.json; vox-host model verify b")
+    assert json.loads(call("show", "b", "--json")[1])["state"] == "changed"
+    status, out, err = call("verify", "b")
+    assert (status, out) == (4, "")
+    assert len(set(re.findall(r"sha256:[0-9a-f]{64}", err))) == 2
+    status, out, err = call("verify")
+    assert status == 4
+    assert re.fullmatch(r"a: \d+ files match sha256:[0-9a-f]{64}\n", out)
+    assert "b: error[model-digest]" in err
+    status, out, _ = call("verify", "--json")
+    rows = json.loads(out)["models"]
+    assert [(row["model"], row["verified"]) for row in rows] == [("a", True), ("b", False)]
+    assert {"expected", "found"} <= set(rows[1]["error"]["facts"])
+
+
+def test_verify_settles_a_model_that_was_only_touched(call, folder, home):
+    call("import", folder, "--name", "tiny", "--accept-license")
+    os.utime(home / "models" / "tiny" / "config.json")
+    assert json.loads(call("list", "--json")[1])["models"][0]["touched"] == ["config.json"]
+    assert call("verify", "tiny")[0] == 0
+    assert json.loads(call("list", "--json")[1])["models"][0]["state"] == "ok"
+    (home / "models" / "half").mkdir()
+    assert call("verify")[0] == 4
+    assert call("verify", "half")[0] == 2
+
+
+@pytest.mark.parametrize("command", [("show", "tiny"), ("verify", "tiny"), ("verify",)])
+def test_a_changed_manifest_is_exit_status_4_with_both_digests(call, folder, home, command):
+    call("import", folder, "--name", "tiny", "--accept-license")
+    path = home / "models" / "tiny" / "model-manifest.json"
+    path.write_text(path.read_text().replace('"mit"', '"own"'))
+    status, out, err = call(*command)
+    assert (status, out) == (4, "")
+    assert "model-manifest-changed" in err
+    assert len(set(re.findall(r"sha256:[0-9a-f]{64}", err))) == 2
+    assert "broken" in call("list")[1]
 
 
 def test_remove_says_what_was_removed(call, folder, home):

@@ -23,8 +23,10 @@ from vox_host.discovery import discover
 from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
-from vox_host.models.catalogue import Catalogue, InstalledModel, verify_files
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.models.verifying import verify_files
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
 from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker

@@ -20,16 +20,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vox_host.errors import ModelError, UsageError
-from vox_host.models.catalogue import (
-    BrokenModel,
-    Catalogue,
-    InstalledModel,
-    check_name,
-    note_as_verified,
-)
+from vox_host.models.catalogue import Catalogue, check_name
 from vox_host.models.demo_model import DemoSource, demo_names, load_demo_manifest
 from vox_host.models.gguf_import import GgufSource
 from vox_host.models.hf_import import HuggingFaceSource
+from vox_host.models.installed import BrokenModel, InstalledModel
 from vox_host.models.model_manifest import (
     MODEL_MANIFEST,
     FileRecord,
@@ -41,6 +36,7 @@ from vox_host.models.model_manifest import (
 )
 from vox_host.models.safetensors_write import Progress
 from vox_host.models.source import Contents, Source, as_model_error
+from vox_host.models.verifying import note_as_verified, verify_files
 from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 
 __all__ = ["Imported", "import_model", "open_source"]
@@ -149,8 +145,8 @@ def import_model(
                 _sync_directory(directory)
             model.rename(target)
         _sync_directory(catalogue.models_dir)
+        note_as_verified(target)
         imported = catalogue.find(name)
-        note_as_verified(imported)
     return Imported(imported, was_there=False)
 
 
@@ -159,7 +155,8 @@ def _already_there(source: Source, catalogue: Catalogue, name: str, progress: Pr
     target = catalogue.models_dir / name
     entry = next((e for e in catalogue.list() if e.name == name), None)
     if entry is None or isinstance(entry, BrokenModel):
-        raise ModelError(
+        kind = ModelError if entry is None else type(entry.error)
+        raise kind(
             "model-broken",
             f"{target} exists, but holds no usable model; nothing was imported",
             facts=[("problem", entry.problem if entry is not None else "it is not a directory")],
@@ -174,7 +171,8 @@ def _already_there(source: Source, catalogue: Catalogue, name: str, progress: Pr
             facts=[("there", there.get("sha256")), ("given", identity.get("sha256"))],
             remedy=f"Choose another name with --name, or `vox-host model remove {name}` first.",
         )
-    return entry
+    verify_files(entry, progress, trust_unchanged=True)
+    return catalogue.find(name)
 
 
 @contextmanager
