@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 
 import pytest
 
 from vox_host.cli import run
+from vox_host.cli.model import _tell_in_lines
 
 
 @pytest.fixture
@@ -49,6 +51,55 @@ def test_without_the_flag_the_licence_is_shown_and_nothing_is_written(call, fold
     assert "Licence: mit" in err
     assert "error[license-not-accepted]" in err
     assert not home.exists()
+
+
+def test_a_bad_name_is_refused_before_the_source_is_looked_at(call):
+    status, _, err = call("import", "no-such-source", "--name", "../x")
+    assert status == 2
+    assert "error[model-name]" in err
+    assert "model-source" not in err
+
+
+def test_nobody_reads_a_licence_for_what_cannot_be_imported(call, folder, home, monkeypatch):
+    def refused(*arguments, code):
+        status, _, err = call(*arguments)
+        assert f"error[{code}]" in err
+        assert "Licence" not in err
+        return status
+
+    assert refused("import", folder, "--name", "Bad", "--accept-license", code="model-name") == 2
+    with monkeypatch.context() as patched:
+        usage = shutil._ntuple_diskusage(10**12, 10**12, 0)
+        patched.setattr(shutil, "disk_usage", lambda path: usage)
+        assert refused("import", folder, "--accept-license", code="disk-full") == 2
+    assert not home.exists()
+    call("import", folder, "--accept-license")
+    (home / "models" / "tiny-qwen3" / "tokenizer.json").unlink()
+    assert refused("import", folder, "--accept-license", code="model-broken") == 4
+    (folder / "config.json").write_text("{}")
+    assert refused("import", folder, "--name", "other", "--accept-license", code="config-invalid") == 2
+
+
+def test_a_small_import_tells_each_step_once_and_no_share_of_nothing(call, folder):
+    status, out, err = call("import", folder, "--name", "tiny", "--accept-license")
+    assert status == 0
+    lines = [line.strip() for line in err.splitlines() if line.startswith("  ")]
+    assert len(lines) == len(set(lines)) == 1
+    assert re.fullmatch(r"copying \d+\.\d KiB", lines[0])
+    assert re.match(r"tiny is imported: \d+\.\d KiB in ", out)
+    assert "0.0 MiB" not in call("list")[1]
+
+
+def test_a_long_step_tells_its_quarters(capsys):
+    tell = _tell_in_lines()
+    total = 240 * 2**20
+    for done in range(0, total + 1, total // 12):
+        tell("copying", done, total)
+    tell("tokenizer", 0, 1)
+    tell("tokenizer", 1, 1)
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    quarters = [f"copying {share}% of 240.0 MiB" for share in (0, 25, 50, 75, 100)]
+    assert lines == [*quarters, "tokenizer"]
 
 
 def test_json_is_one_document_and_says_whether_the_model_was_there(call, folder):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vox_host.app.engine import WorkerEngine
 from vox_host.app.service import ModelInfo, ModelService
+from vox_host.byte_sizes import byte_size
 from vox_host.chat.template import ChatTemplate
 from vox_host.discovery import discover
 from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
@@ -90,7 +91,7 @@ async def open_model(
         VoxError: no model, no plugin, bytes that differ, a worker that can't load it; nothing is left.
     """
     model = Catalogue(settings.models_dir).find(options.model)
-    progress(f"model {model.name} ({model.architecture}, {_mib(model.size_bytes)})")
+    progress(f"model {model.name} ({model.architecture}, {byte_size(model.size_bytes)})")
     await _verify(model, progress)
     tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
@@ -303,7 +304,3 @@ def _unix_time(iso: str) -> int:
     except ValueError:
         return 0
     return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import (
     print_json,
     print_line,
@@ -22,7 +23,7 @@ from vox_host.cli.output import (
     render_error,
 )
 from vox_host.errors import IntegrityError, VoxError
-from vox_host.models.catalogue import Catalogue
+from vox_host.models.catalogue import Catalogue, check_name
 from vox_host.models.installed import BrokenModel, InstalledModel
 from vox_host.models.safetensors_write import Progress
 from vox_host.models.verifying import verify_files
@@ -58,9 +59,14 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import a model into the store: all of it, or nothing."""
-    from vox_host.models.importing import import_model, open_source
+    from vox_host.models.importing import check_import, import_model, open_source
 
+    if name is not None:
+        check_name(name)
+    catalogue = Catalogue(load_settings().models_dir)
     opened = open_source(source, environment=tool_environment(), wheels_dir=wheels)
+    # Whatever can be refused is refused before anyone is asked to read a licence.
+    check_import(opened, catalogue, name=name)
     for note in opened.notes:
         print_warning(note)
     print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
@@ -69,7 +75,7 @@ def import_(
     with _progress() as progress:
         imported = import_model(
             opened,
-            Catalogue(load_settings().models_dir),
+            catalogue,
             name=name,
             accept_license=accept_license,
             progress=progress,
@@ -78,7 +84,9 @@ def import_(
         print_json(_facts(imported.model) | {"was_there": imported.was_there, "notes": list(opened.notes)})
         return
     did = "was already imported" if imported.was_there else "is imported"
-    print_line(f"{imported.model.name} {did}: {_size(imported.model.size_bytes)} in {imported.model.path}")
+    print_line(
+        f"{imported.model.name} {did}: {byte_size(imported.model.size_bytes)} in {imported.model.path}"
+    )
 
 
 @model_app.command("list")
@@ -210,7 +218,14 @@ def _row(entry: InstalledModel | BrokenModel) -> tuple[str, ...]:
     if isinstance(entry, BrokenModel):
         return (entry.name, "-", "-", "-", "-", f"broken: {entry.problem}")
     context = str(entry.context_length or "-")
-    return (entry.name, entry.architecture, _size(entry.size_bytes), context, entry.license, _state(entry))
+    return (
+        entry.name,
+        entry.architecture,
+        byte_size(entry.size_bytes),
+        context,
+        entry.license,
+        _state(entry),
+    )
 
 
 def _state(model: InstalledModel) -> str:
@@ -225,23 +240,33 @@ def _state(model: InstalledModel) -> str:
     return f"{said}: {files}; vox-host model verify {model.name}"
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+_LONG_STEP_BYTES = 16 << 20
+"""A shorter step is over before its quarters could tell anything."""
+
+
+def _tell_in_lines() -> Progress:
+    """Return a callback that prints one line per step, or one per quarter where the step is long."""
+    told: dict[str, int] = {}
+
+    def tell(step: str, done: int, total: int) -> None:
+        quarter = 4 * done // total if total else 4
+        if quarter <= told.get(step, -1) or (total < _LONG_STEP_BYTES and quarter < 4):
+            return
+        told[step] = quarter
+        if total >= _LONG_STEP_BYTES:
+            print_progress(f"{step} {25 * quarter}% of {byte_size(total)}")
+        else:
+            # A step of one has no bytes to count.
+            print_progress(f"{step} {byte_size(total)}" if total > 1 else step)
+
+    return tell
 
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield a progress callback: a moving bar on a terminal, a line for each quarter of a step elsewhere."""
+    """Yield a progress callback: a moving bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        told: dict[str, int] = {}
-
-        def tell(step: str, done: int, total: int) -> None:
-            quarter = 4 * done // total if total else 4
-            if quarter > told.get(step, -1):
-                told[step] = quarter
-                print_progress(f"{step} {25 * quarter}%" + (f" of {_size(total)}" if total > 1 else ""))
-
-        yield tell
+        yield _tell_in_lines()
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
