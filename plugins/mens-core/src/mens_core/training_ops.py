@@ -155,7 +155,7 @@ class TrainingOps(Ops):
 
     @abstractmethod
     def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
-        """x * factor, one rounding."""
+        """x * factor, one rounding; the average over a step is `scale` by 1 / its trained tokens."""
 
     @abstractmethod
     def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
@@ -173,12 +173,17 @@ class TrainingOps(Ops):
         """
 
     @abstractmethod
-    def embed_backward(self, dy: Tensor, token_ids: Ints, starts: Ints, rows: int, *, name: str) -> Tensor:
-        """Gradient [E, rows, D] of a table's rows, per example: C128 over the positions that took the row."""
+    def embed_backward(
+        self, dy: Tensor, token_ids: Ints, starts: Ints, rows: int, *, name: str
+    ) -> list[Tensor]:
+        """Gradient [rows, D] of a table, one per example: C128 over the positions that took the row."""
 
     @abstractmethod
-    def example_products(self, a: Tensor, b: Tensor, starts: Ints, *, name: str) -> Tensor:
-        """Per example, a^T b by C128 over its rows, chunks restarting at each example: [E, P, Q]."""
+    def example_products(self, a: Tensor, b: Tensor, starts: Ints, *, name: str) -> list[Tensor]:
+        """a^T b [P, Q], one per example, by C128 over its rows: chunks restart at each example.
+
+        The E gradients are leaves of the step's tree (`mens_core.example_tree`), which sums with `add`.
+        """
 
     # --- the update ------------------------------------------------------------------------------
 
