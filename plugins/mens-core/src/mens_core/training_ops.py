@@ -13,7 +13,7 @@ respect to an operator's output y. Base weights are frozen: they have no gradien
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,10 @@ class AdamW:
     """1 - beta1^t, t counting from 1."""
     correction2: float
     """1 - beta2^t."""
+
+    def in_order(self) -> tuple[float, ...]:
+        """Return the nine constants in the order of the fields."""
+        return astuple(self)
 
 
 class TrainingOps(Ops):
