@@ -16,7 +16,10 @@ from mens_core.rotary import Rope, cos_sin, frequencies, table
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "plugins/mens-cpu-ref/native/reference.cpp").read_text(encoding="utf-8")
+REFERENCE = "".join(
+    (ROOT / "plugins/mens-cpu-ref/native" / name).read_text(encoding="utf-8")
+    for name in ("reference_math.h", "reference.cpp")
+)
 SIGN = 0x80000000
 ONE = 0x3F800000
 
@@ -34,8 +37,8 @@ def words(text: str) -> list[int]:
 
 def in_function(name: str) -> list[int]:
     """The constants of a function of the reference, in order; 1.0f is written as its bits on the page."""
-    body = re.search(rf"^float {name}\(float x\) \{{(.*?)^\}}", REFERENCE, re.M | re.S)
-    assert body, f"reference.cpp has no {name}"
+    body = re.search(rf"^inline float {name}\(float x\) \{{(.*?)^\}}", REFERENCE, re.M | re.S)
+    assert body, f"the reference has no {name}"
     return [
         int(bits, 16) if bits else ONE
         for bits in re.findall(r"from_bits\(0x([0-9A-F]{8})\)|fmaf\(p, r, 1\.0f\)", body[1])
