@@ -54,6 +54,7 @@ def measure(ops: UpdateOps, rows: int, outputs: int, inputs: int, repetitions: i
     matrices = {
         name: ops.load_matrix(weight(name, outputs, inputs, rng))
         for name in ("f32", "f16", "bf16", *QUANTISED)
+        if name not in QUANTISED or inputs % quantised.block_of(name) == 0
     }
     calls: dict[str, tuple[float, Callable[[], Any]]] = {
         "forward f32": (whole, lambda: ops.linear(x, matrices["f32"], name="y")),

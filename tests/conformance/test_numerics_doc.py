@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
 REFERENCE = "".join(
     (ROOT / "plugins/mens-cpu-ref/native" / name).read_text(encoding="utf-8")
-    for name in ("reference_math.h", "reference.cpp")
+    for name in ("reference_math.h", "reference.cpp", "backward_reference.cpp", "update_reference.cpp")
 )
 SIGN = 0x80000000
 ONE = 0x3F800000
@@ -71,6 +71,17 @@ def test_log_has_the_constants_of_the_reference() -> None:
     boundary, *rest = documented("log")
     assert f"bits - 0x{boundary:08X}" in REFERENCE
     assert rest == in_function("ref_log")
+
+
+def test_the_derivative_of_gelu_has_the_constants_of_the_reference() -> None:
+    bound, *line = words(section("12.3"))
+    # The reference writes 2^7 as a decimal.
+    assert np.uint32(bound).view(np.float32) == 128
+    found = re.search(r"^Activation gelu\(float x\) \{(.*?)^\}", REFERENCE, re.M | re.S)
+    assert found
+    constants = [int(bits, 16) for bits in re.findall(r"from_bits\(0x([0-9A-F]{8})\)", found[1])]
+    assert constants == documented("gelu_tanh") + line
+    assert "z < 128.0f ? z : 128.0f" in found[1]
 
 
 def test_the_rotary_terms_are_those_of_the_code() -> None:

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backward_abi.h"
 #include "flush.h"
 #include "reference_math.h"
 
@@ -185,6 +186,71 @@ bool is_step_in_range(const int32_t* positions, const int32_t* starts, const int
 
 int64_t value_stride(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// Attention, and where `saved_m` and `saved_l` are not null the m and l of each row and head.
+int64_t attend(const float* q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+               const int32_t* positions, const int32_t* starts, const int32_t* block_tables, int64_t sequences,
+               int64_t blocks_per_sequence, int64_t blocks, const float* keys, const float* values, float scale,
+               int64_t window, float softcap, float* out, float* saved_m, float* saved_l) {
+  vox::FlushScope flush;
+  if (!is_step_in_range(positions, starts, block_tables, rows, sequences, blocks_per_sequence, blocks, true, window))
+    return VOX_OUT_OF_RANGE;
+  for (int64_t s = 0; s < sequences; ++s)
+    for (int64_t r = starts[s]; r < starts[s + 1]; ++r)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t g = h / (heads / kv_heads);
+        const float* query = q + (r * heads + h) * head_dim;
+        float* o = out + (r * heads + h) * head_dim;
+        const int64_t last = positions[r];
+        const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
+        float m = 0.0f, l = 0.0f;
+        for (int64_t b = first / 128; b <= last / 128; ++b) {
+          const int64_t cache = block_tables[s * blocks_per_sequence + b] * kv_heads + g;
+          const int64_t low = first > b * 128 ? first - b * 128 : 0;
+          const int64_t high = last - b * 128 < 127 ? last - b * 128 : 127;
+          float weight[128];
+          float m_b = 0.0f;
+          for (int64_t j = low; j <= high; ++j) {
+            float score = 0.0f;
+            for (int64_t chunk = 0; chunk < head_dim; chunk += 128) {
+              float p = 0.0f;
+              for (int64_t c = chunk; c < head_dim && c < chunk + 128; ++c)
+                p = fmaf(query[c], keys[(cache * head_dim + c) * 128 + j], p);
+              score = chunk == 0 ? p : score + p;
+            }
+            score = score * scale;
+            if (softcap != 0.0f) score = capped(score, softcap);
+            weight[j] = score;
+            if (j == low || score > m_b) m_b = score;
+          }
+          m_b = m_b + 0.0f;  // -0 counts as +0
+          float l_b = 0.0f;
+          for (int64_t j = low; j <= high; ++j) {
+            const float x = weight[j] - m_b;
+            weight[j] = ref_exp(x);
+            l_b = l_b + weight[j];
+          }
+          const bool is_first = b == first / 128;
+          const float larger = is_first || m_b > m ? m_b : m;
+          const float old_distance = m - larger, new_distance = m_b - larger;
+          const float old_share = ref_exp(old_distance), new_share = ref_exp(new_distance);
+          for (int64_t c = 0; c < head_dim; ++c) {
+            float o_b = 0.0f;
+            for (int64_t j = low; j <= high; ++j)
+              o_b = fmaf(weight[j], values[(cache * 128 + j) * value_stride(head_dim) + c], o_b);
+            const float t = o_b * new_share;
+            o[c] = is_first ? o_b : fmaf(o[c], old_share, t);
+          }
+          const float t = l_b * new_share;
+          l = is_first ? l_b : fmaf(l, old_share, t);
+          m = larger;
+        }
+        for (int64_t c = 0; c < head_dim; ++c) o[c] = o[c] / l;
+        if (saved_m != nullptr) saved_m[r * heads + h] = m;
+        if (saved_l != nullptr) saved_l[r * heads + h] = l;
+      }
+  return first_fault(out, rows, heads * head_dim);
+}
+
 }  // namespace
 
 extern "C" {
@@ -309,62 +375,17 @@ int64_t ref_attention(const float* q, int64_t rows, int64_t heads, int64_t kv_he
                       const int32_t* positions, const int32_t* starts, const int32_t* block_tables, int64_t sequences,
                       int64_t blocks_per_sequence, int64_t blocks, const float* keys, const float* values, float scale,
                       int64_t window, float softcap, float* out) {
-  vox::FlushScope flush;
-  if (!is_step_in_range(positions, starts, block_tables, rows, sequences, blocks_per_sequence, blocks, true, window))
-    return VOX_OUT_OF_RANGE;
-  for (int64_t s = 0; s < sequences; ++s)
-    for (int64_t r = starts[s]; r < starts[s + 1]; ++r)
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t g = h / (heads / kv_heads);
-        const float* query = q + (r * heads + h) * head_dim;
-        float* o = out + (r * heads + h) * head_dim;
-        const int64_t last = positions[r];
-        const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-        float m = 0.0f, l = 0.0f;
-        for (int64_t b = first / 128; b <= last / 128; ++b) {
-          const int64_t cache = block_tables[s * blocks_per_sequence + b] * kv_heads + g;
-          const int64_t low = first > b * 128 ? first - b * 128 : 0;
-          const int64_t high = last - b * 128 < 127 ? last - b * 128 : 127;
-          float weight[128];
-          float m_b = 0.0f;
-          for (int64_t j = low; j <= high; ++j) {
-            float score = 0.0f;
-            for (int64_t chunk = 0; chunk < head_dim; chunk += 128) {
-              float p = 0.0f;
-              for (int64_t c = chunk; c < head_dim && c < chunk + 128; ++c)
-                p = fmaf(query[c], keys[(cache * head_dim + c) * 128 + j], p);
-              score = chunk == 0 ? p : score + p;
-            }
-            score = score * scale;
-            if (softcap != 0.0f) score = capped(score, softcap);
-            weight[j] = score;
-            if (j == low || score > m_b) m_b = score;
-          }
-          m_b = m_b + 0.0f;  // -0 counts as +0
-          float l_b = 0.0f;
-          for (int64_t j = low; j <= high; ++j) {
-            const float x = weight[j] - m_b;
-            weight[j] = ref_exp(x);
-            l_b = l_b + weight[j];
-          }
-          const bool is_first = b == first / 128;
-          const float larger = is_first || m_b > m ? m_b : m;
-          const float old_distance = m - larger, new_distance = m_b - larger;
-          const float old_share = ref_exp(old_distance), new_share = ref_exp(new_distance);
-          for (int64_t c = 0; c < head_dim; ++c) {
-            float o_b = 0.0f;
-            for (int64_t j = low; j <= high; ++j)
-              o_b = fmaf(weight[j], values[(cache * 128 + j) * value_stride(head_dim) + c], o_b);
-            const float t = o_b * new_share;
-            o[c] = is_first ? o_b : fmaf(o[c], old_share, t);
-          }
-          const float t = l_b * new_share;
-          l = is_first ? l_b : fmaf(l, old_share, t);
-          m = larger;
-        }
-        for (int64_t c = 0; c < head_dim; ++c) o[c] = o[c] / l;
-      }
-  return first_fault(out, rows, heads * head_dim);
+  return attend(q, rows, heads, kv_heads, head_dim, positions, starts, block_tables, sequences, blocks_per_sequence,
+                blocks, keys, values, scale, window, softcap, out, nullptr, nullptr);
+}
+
+int64_t ref_attention_saving(const float* q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                             const int32_t* positions, const int32_t* starts, const int32_t* block_tables,
+                             int64_t sequences, int64_t blocks_per_sequence, int64_t blocks, const float* keys,
+                             const float* values, float scale, int64_t window, float softcap, float* out, float* m,
+                             float* l) {
+  return attend(q, rows, heads, kv_heads, head_dim, positions, starts, block_tables, sequences, blocks_per_sequence,
+                blocks, keys, values, scale, window, softcap, out, m, l);
 }
 
 int64_t ref_add(const float* a, const float* b, int64_t rows, int64_t width, float* out) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../abi.h"
+#include "../backward_abi.h"
 #include "../quant_abi.h"
 #include "../update_abi.h"
 
@@ -110,6 +111,36 @@ void attention(int64_t head_dim, int64_t window, float softcap) {
   report("kv_append", values, ref_values, 0, 0);
   COMPARE("attention", q.size(), attention, q.data(), 201, heads, kv_heads, head_dim, positions.data(), starts, tables,
           2, 2, 3, keys.data(), values.data(), 0.125f, window, softcap);
+}
+
+// Two whole sequences, the second of one row; gradients of q, k and v in one array.
+void attention_backward(int64_t head_dim, int64_t window, float softcap) {
+  const int64_t rows = 201, heads = 6, kv_heads = 2, stride = (head_dim + 15) / 16 * 16;
+  const int32_t starts[3] = {0, 200, 201}, tables[4] = {2, 0, 1, -1};
+  std::vector<int32_t> positions;
+  for (int32_t p = 0; p < 200; ++p) positions.push_back(p);
+  positions.push_back(0);
+  const size_t queries = static_cast<size_t>(rows * heads * head_dim), width = queries / 3;
+  const Floats q = numbers(queries), dy = numbers(queries);
+  const Floats keys = numbers(static_cast<size_t>(3 * kv_heads * head_dim * 128));
+  const Floats values = numbers(static_cast<size_t>(3 * kv_heads * 128 * stride));
+  Floats saved(queries + 2 * static_cast<size_t>(rows * heads));
+  const auto saving = [&](auto attention, float* out) {
+    return attention(q.data(), rows, heads, kv_heads, head_dim, positions.data(), starts, tables, 2, 2, 3, keys.data(),
+                     values.data(), 0.125f, window, softcap, out, out + queries, out + queries + rows * heads);
+  };
+  compare("attention_saving", saved.size(), [&](float* out) { return saving(vox_attention_saving, out); },
+          [&](float* out) { return saving(ref_attention_saving, out); });
+  saving(ref_attention_saving, saved.data());
+  const float* m = saved.data() + queries;
+  const auto backward = [&](auto attention, float* out) {
+    return attention(dy.data(), q.data(), saved.data(), m, m + rows * heads, rows, heads, kv_heads, head_dim,
+                     positions.data(), starts, tables, 2, 2, 3, keys.data(), values.data(), 0.125f, window, softcap,
+                     out, out + queries, out + queries + width);
+  };
+  compare("attention_backward", queries + 2 * width,
+          [&](float* out) { return backward(vox_attention_backward, out); },
+          [&](float* out) { return backward(ref_attention_backward, out); });
 }
 
 void quantised(int32_t format, int64_t rows) {
@@ -226,6 +257,22 @@ int main(int, char** argv) {
   COMPARE("silu_gate", a.size(), silu_gate, a.data(), b.data(), 9, 1031);
   COMPARE("gelu_gate", a.size(), gelu_gate, a.data(), b.data(), 9, 1031);
   COMPARE("softcap", a.size(), softcap, a.data(), 9, 1031, 0.75f);
+  attention_backward(40, 0, 0.0f);
+  attention_backward(136, 70, 0.0f);
+  attention_backward(64, 0, 20.0f);
+  const Floats dy = numbers(a.size());
+  COMPARE("norm_backward", a.size(), norm_backward, dy.data(), a.data(), w.data(), 9, 1, 1031, 1e-6f);
+  COMPARE("softcap_backward", a.size(), softcap_backward, dy.data(), a.data(), 9, 1031, 0.75f);
+  const auto gates = [&](auto backward) {
+    return [&, backward](float* out) {
+      return backward(dy.data(), a.data(), b.data(), 9, 1031, out, out + a.size());
+    };
+  };
+  compare("silu_gate_backward", 2 * a.size(), gates(vox_silu_gate_backward), gates(ref_silu_gate_backward));
+  compare("gelu_gate_backward", 2 * a.size(), gates(vox_gelu_gate_backward), gates(ref_gelu_gate_backward));
+  const Floats angles = numbers(128 * 2 * 20);
+  const int32_t slots[1] = {0}, places[3] = {0, 5, 127};
+  COMPARE("rope_backward", 3 * 4 * 40, rope_backward, a.data(), 3, 4, 20, angles.data(), slots, 1, places);
   COMPARE("log_normaliser", 9, log_normaliser, a.data(), 9, 1031);
   training();
   const uint64_t frequencies[6] = {0x7f09d5f47d4d3770u, 0x28be60db9391054au, 0x1234567u, 0x123456789abcdu,

@@ -65,8 +65,9 @@ static int64_t linear_backward_parts(const LinearBackwardTask& task, const Runs&
       const int64_t n_end = n + kChunk < task.outputs ? n + kChunk : task.outputs;
       unpack_rows(weight, n, n_end, column, columns, unpacked, run);
       for (int64_t r = first; r < last; r += kTileRows)
-        tile_rows(last - r < kTileRows ? last - r : kTileRows, panels, task.dy + r * task.outputs + n, task.outputs,
-                  side, 0, 0, n_end - n, scratch + (r - first) * kBackwardWidth, kBackwardWidth, Start::zero,
+        tile_rows(last - r < kTileRows ? last - r : kTileRows, panels,
+                  RowsLeft{task.dy + r * task.outputs + n, task.outputs}, side, 0, 0, n_end - n,
+                  scratch + (r - first) * kBackwardWidth, kBackwardWidth, Start::zero,
                   n == 0 ? Finish::store : Finish::fold);
     }
     for (int64_t r = first; r < last; ++r) {

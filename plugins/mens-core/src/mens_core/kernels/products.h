@@ -37,8 +37,8 @@ static void product_block(const ExampleProductsTask& task, int64_t begin, int64_
       const F32Side side{is_copied ? right : from, is_copied ? kBackwardWidth : task.wide_width, kLanes};
       for (int64_t r = 0; r < tall_count; r += kTileRows)
         tile_rows(tall_count - r < kTileRows ? tall_count - r : kTileRows, (columns + kLanes - 1) / kLanes,
-                  left + r * kChunk, kChunk, side, 0, 0, count, sums + r * kProductWide + c, kProductWide, Start::zero,
-                  i == begin ? Finish::store : Finish::fold);
+                  RowsLeft{left + r * kChunk, kChunk}, side, 0, 0, count, sums + r * kProductWide + c, kProductWide,
+                  Start::zero, i == begin ? Finish::store : Finish::fold);
     }
   }
 }
