@@ -13,6 +13,7 @@ respect to an operator's output y. Base weights are frozen: they have no gradien
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -144,6 +145,10 @@ class TrainingOps(Ops):
     @abstractmethod
     def put_rows(self, x: Tensor, rows: Ints, count: int) -> Tensor:
         """[L, D] to [count, D]: row i goes to rows[i] (ascending, distinct), all others are +0."""
+
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """[L1, D], [L2, D], ... one below the other; exact, so a lane may do it without the host."""
+        return self.from_host(np.concatenate([self.to_host(part) for part in parts]))
 
     # --- loss -----------------------------------------------------------------------------------
 
