@@ -17,7 +17,10 @@ from vox_plugin_api.families.rope import Rope
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "plugins/mens-cpu-ref/native/reference.cpp").read_text(encoding="utf-8")
+REFERENCE = "".join(
+    (ROOT / "plugins/mens-cpu-ref/native" / name).read_text(encoding="utf-8")
+    for name in ("reference_math.h", "reference.cpp", "backward_reference.cpp", "update_reference.cpp")
+)
 SIGN = 0x80000000
 ONE = 0x3F800000
 
@@ -35,8 +38,8 @@ def words(text: str) -> list[int]:
 
 def in_function(name: str) -> list[int]:
     """The constants of a function of the reference, in order; 1.0f is written as its bits on the page."""
-    body = re.search(rf"^float {name}\(float x\) \{{(.*?)^\}}", REFERENCE, re.M | re.S)
-    assert body, f"reference.cpp has no {name}"
+    body = re.search(rf"^inline float {name}\(float x\) \{{(.*?)^\}}", REFERENCE, re.M | re.S)
+    assert body, f"the reference has no {name}"
     return [
         int(bits, 16) if bits else ONE
         for bits in re.findall(r"from_bits\(0x([0-9A-F]{8})\)|fmaf\(p, r, 1\.0f\)", body[1])
@@ -69,6 +72,17 @@ def test_log_has_the_constants_of_the_reference() -> None:
     boundary, *rest = documented("log")
     assert f"bits - 0x{boundary:08X}" in REFERENCE
     assert rest == in_function("ref_log")
+
+
+def test_the_derivative_of_gelu_has_the_constants_of_the_reference() -> None:
+    bound, *line = words(section("12.3"))
+    # The reference writes 2^7 as a decimal.
+    assert np.uint32(bound).view(np.float32) == 128
+    found = re.search(r"^Activation gelu\(float x\) \{(.*?)^\}", REFERENCE, re.M | re.S)
+    assert found
+    constants = [int(bits, 16) for bits in re.findall(r"from_bits\(0x([0-9A-F]{8})\)", found[1])]
+    assert constants == documented("gelu_tanh") + line
+    assert "z < 128.0f ? z : 128.0f" in found[1]
 
 
 def test_the_rotary_terms_are_those_of_the_code() -> None:

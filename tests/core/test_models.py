@@ -272,5 +272,6 @@ def test_loading_can_be_watched_layer_by_layer(family, model_dir):
 
 
 def test_the_lane_supplies_the_abstract_operators_and_nothing_else():
-    public = {name for name in vars(NumpyLane) if not name.startswith("_")}
+    public = {name for name, value in vars(NumpyLane).items() if callable(value) and name[0] != "_"}
+    public -= {"float"}  # the type it computes in
     assert public == Ops.__abstractmethods__

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "backward_abi.h"
 #include "float_kernels.h"
 #include "tasks.h"
 
@@ -175,11 +176,20 @@ int64_t vox_attention(const float* q, int64_t rows, int64_t heads, int64_t kv_he
                       const int32_t* positions, const int32_t* starts, const int32_t* block_tables, int64_t sequences,
                       int64_t blocks_per_sequence, int64_t blocks, const float* keys, const float* values, float scale,
                       int64_t window, float softcap, float* out) {
+  return vox_attention_saving(q, rows, heads, kv_heads, head_dim, positions, starts, block_tables, sequences,
+                              blocks_per_sequence, blocks, keys, values, scale, window, softcap, out, nullptr, nullptr);
+}
+
+int64_t vox_attention_saving(const float* q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                             const int32_t* positions, const int32_t* starts, const int32_t* block_tables,
+                             int64_t sequences, int64_t blocks_per_sequence, int64_t blocks, const float* keys,
+                             const float* values, float scale, int64_t window, float softcap, float* out, float* m,
+                             float* l) {
   if (rows == 0) return 0;
   const FloatKernels& kernels = kFloat.active();
   AttentionTask task{kv_layer(const_cast<float*>(keys), const_cast<float*>(values), kv_heads, head_dim),
                      {positions, starts, block_tables, sequences, blocks_per_sequence},
-                     nullptr, q, out, heads, scale, window, softcap};
+                     nullptr, q, out, heads, scale, window, softcap, m, l};
   if (!are_rows_in_range(task.rows, rows, blocks) || !are_blocks_present(task.rows, window)) return VOX_OUT_OF_RANGE;
   try {
     const std::vector<AttentionItem> items = attention_items(task.rows, rows, heads, kv_heads);

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define VOX_ABI_VERSION 1
+#define VOX_ABI_VERSION 2
 #if defined(__GNUC__)
 #define VOX_API __attribute__((visibility("default")))
 #else

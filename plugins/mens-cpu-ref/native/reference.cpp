@@ -7,136 +7,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "backward_abi.h"
 #include "flush.h"
+#include "reference_math.h"
 
 namespace {
 
-float from_bits(uint32_t bits) {
-  float a;
-  memcpy(&a, &bits, 4);
-  return a;
-}
-
-uint32_t to_bits(float a) {
-  uint32_t bits;
-  memcpy(&bits, &a, 4);
-  return bits;
-}
-
-bool is_finite(float a) { return (to_bits(a) & 0x7F800000u) != 0x7F800000u; }
-
-// 0, or 1 + the first row with a value that is not finite.
-int64_t first_fault(const float* out, int64_t rows, int64_t width) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < width; ++i)
-      if (!is_finite(out[r * width + i])) return 1 + r;
-  return 0;
-}
-
-// --- elementary functions ------------------------------------------------------------------
-
-float ref_exp(float x) {
-  if (x < -87.0f) return 0.0f;
-  const float log2e = from_bits(0x3FB8AA3B), magic = from_bits(0x4B400000);
-  const float ln2_high = from_bits(0x3F317200), ln2_low = from_bits(0x35BFBE8E);
-  const float n = fmaf(x, log2e, magic) - magic;
-  float r = fmaf(n, -ln2_high, x);
-  r = fmaf(n, -ln2_low, r);
-  float p = from_bits(0x3AB5639D);
-  p = fmaf(p, r, from_bits(0x3C091EF0));
-  p = fmaf(p, r, from_bits(0x3D2AAC2C));
-  p = fmaf(p, r, from_bits(0x3E2AAA46));
-  p = fmaf(p, r, from_bits(0x3EFFFFFE));
-  p = fmaf(p, r, 1.0f);
-  p = fmaf(p, r, 1.0f);
-  // p * 2^n by adding n to the exponent; the caller's NaN stays one.
-  if (p != p) return p;
-  return from_bits(to_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n)) << 23));
-}
-
-float ref_log(float x) {
-  // x = 2^e * m, sqrt(1/2) <= m < sqrt(2)
-  const int32_t bits = static_cast<int32_t>(to_bits(x));
-  const int32_t above = bits - 0x3F3504F3;
-  const int32_t e = above >= 0 ? above / 0x800000 : -((0x7FFFFF - above) / 0x800000);
-  const float m = from_bits(static_cast<uint32_t>(bits - e * 0x800000));
-  const float n = static_cast<float>(e);
-  const float f = m - 1.0f;
-  const float z = f * f;
-  float p = from_bits(0x3D5AC715);
-  p = fmaf(p, f, from_bits(0xBDDF91EC));
-  p = fmaf(p, f, from_bits(0x3DF7F82E));
-  p = fmaf(p, f, from_bits(0xBE0081F1));
-  p = fmaf(p, f, from_bits(0x3E1181B7));
-  p = fmaf(p, f, from_bits(0xBE2A978C));
-  p = fmaf(p, f, from_bits(0x3E4CD2A0));
-  p = fmaf(p, f, from_bits(0xBE800038));
-  p = fmaf(p, f, from_bits(0x3EAAAAA4));
-  const float cubic = z * f;
-  float t = cubic * p;
-  t = fmaf(n, from_bits(0x35BFBE8E), t);
-  t = fmaf(z, -0.5f, t);
-  t = f + t;
-  return fmaf(n, from_bits(0x3F317200), t);
-}
-
-float at_most_88(float x) { return x < 88.0f ? x : 88.0f; }
-
-float ref_silu(float x) {
-  const float e = ref_exp(at_most_88(-x));
-  const float d = 1.0f + e;
-  return x / d;
-}
-
-float ref_gelu(float x) {
-  const float z = x * x;
-  const float w = fmaf(z, from_bits(0xBD922279), from_bits(0xBFCC422A));
-  const float minus_2u = x * w;
-  const float e = ref_exp(at_most_88(minus_2u));
-  const float d = 1.0f + e;
-  return x / d;
-}
-
-float ref_tanh(float x) {
-  const float a = fabsf(x);
-  float y;
-  if (a < 0.625f) {
-    const float z = a * a;
-    float p = from_bits(0xBBBA8671);
-    p = fmaf(p, z, from_bits(0x3CA8FC67));
-    p = fmaf(p, z, from_bits(0xBD5C1AD2));
-    p = fmaf(p, z, from_bits(0x3E08837B));
-    p = fmaf(p, z, from_bits(0xBEAAAA99));
-    const float pz = p * z;
-    y = fmaf(pz, a, a);
-  } else {
-    const float minus_2a = a * -2.0f;
-    const float e = ref_exp(minus_2a);
-    const float above = 1.0f - e;
-    const float below = 1.0f + e;
-    y = above / below;
-  }
-  return copysignf(y, x);
-}
-
-float capped(float x, float cap) {
-  const float ratio = x / cap;
-  const float t = ref_tanh(ratio);
-  return cap * t;
-}
-
-// --- sums ------------------------------------------------------------------------------------
-
-// C128 of a[k] * b[k]: chunks of 128, a chain of fma from +0 in each, chunks added in order.
-float c128(const float* a, const float* b, int64_t count) {
-  float y = 0.0f;
-  for (int64_t chunk = 0; chunk < count; chunk += 128) {
-    float p = 0.0f;
-    for (int64_t k = chunk; k < count && k < chunk + 128; ++k) p = fmaf(a[k], b[k], p);
-    y = chunk == 0 ? p : y + p;
-  }
-  return y;
-}
+using namespace vox_reference;
 
 // --- weights ---------------------------------------------------------------------------------
 
@@ -309,6 +186,71 @@ bool is_step_in_range(const int32_t* positions, const int32_t* starts, const int
 
 int64_t value_stride(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// Attention, and where `saved_m` and `saved_l` are not null the m and l of each row and head.
+int64_t attend(const float* q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+               const int32_t* positions, const int32_t* starts, const int32_t* block_tables, int64_t sequences,
+               int64_t blocks_per_sequence, int64_t blocks, const float* keys, const float* values, float scale,
+               int64_t window, float softcap, float* out, float* saved_m, float* saved_l) {
+  vox::FlushScope flush;
+  if (!is_step_in_range(positions, starts, block_tables, rows, sequences, blocks_per_sequence, blocks, true, window))
+    return VOX_OUT_OF_RANGE;
+  for (int64_t s = 0; s < sequences; ++s)
+    for (int64_t r = starts[s]; r < starts[s + 1]; ++r)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t g = h / (heads / kv_heads);
+        const float* query = q + (r * heads + h) * head_dim;
+        float* o = out + (r * heads + h) * head_dim;
+        const int64_t last = positions[r];
+        const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
+        float m = 0.0f, l = 0.0f;
+        for (int64_t b = first / 128; b <= last / 128; ++b) {
+          const int64_t cache = block_tables[s * blocks_per_sequence + b] * kv_heads + g;
+          const int64_t low = first > b * 128 ? first - b * 128 : 0;
+          const int64_t high = last - b * 128 < 127 ? last - b * 128 : 127;
+          float weight[128];
+          float m_b = 0.0f;
+          for (int64_t j = low; j <= high; ++j) {
+            float score = 0.0f;
+            for (int64_t chunk = 0; chunk < head_dim; chunk += 128) {
+              float p = 0.0f;
+              for (int64_t c = chunk; c < head_dim && c < chunk + 128; ++c)
+                p = fmaf(query[c], keys[(cache * head_dim + c) * 128 + j], p);
+              score = chunk == 0 ? p : score + p;
+            }
+            score = score * scale;
+            if (softcap != 0.0f) score = capped(score, softcap);
+            weight[j] = score;
+            if (j == low || score > m_b) m_b = score;
+          }
+          m_b = m_b + 0.0f;  // -0 counts as +0
+          float l_b = 0.0f;
+          for (int64_t j = low; j <= high; ++j) {
+            const float x = weight[j] - m_b;
+            weight[j] = ref_exp(x);
+            l_b = l_b + weight[j];
+          }
+          const bool is_first = b == first / 128;
+          const float larger = is_first || m_b > m ? m_b : m;
+          const float old_distance = m - larger, new_distance = m_b - larger;
+          const float old_share = ref_exp(old_distance), new_share = ref_exp(new_distance);
+          for (int64_t c = 0; c < head_dim; ++c) {
+            float o_b = 0.0f;
+            for (int64_t j = low; j <= high; ++j)
+              o_b = fmaf(weight[j], values[(cache * 128 + j) * value_stride(head_dim) + c], o_b);
+            const float t = o_b * new_share;
+            o[c] = is_first ? o_b : fmaf(o[c], old_share, t);
+          }
+          const float t = l_b * new_share;
+          l = is_first ? l_b : fmaf(l, old_share, t);
+          m = larger;
+        }
+        for (int64_t c = 0; c < head_dim; ++c) o[c] = o[c] / l;
+        if (saved_m != nullptr) saved_m[r * heads + h] = m;
+        if (saved_l != nullptr) saved_l[r * heads + h] = l;
+      }
+  return first_fault(out, rows, heads * head_dim);
+}
+
 }  // namespace
 
 extern "C" {
@@ -433,62 +375,17 @@ int64_t ref_attention(const float* q, int64_t rows, int64_t heads, int64_t kv_he
                       const int32_t* positions, const int32_t* starts, const int32_t* block_tables, int64_t sequences,
                       int64_t blocks_per_sequence, int64_t blocks, const float* keys, const float* values, float scale,
                       int64_t window, float softcap, float* out) {
-  vox::FlushScope flush;
-  if (!is_step_in_range(positions, starts, block_tables, rows, sequences, blocks_per_sequence, blocks, true, window))
-    return VOX_OUT_OF_RANGE;
-  for (int64_t s = 0; s < sequences; ++s)
-    for (int64_t r = starts[s]; r < starts[s + 1]; ++r)
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t g = h / (heads / kv_heads);
-        const float* query = q + (r * heads + h) * head_dim;
-        float* o = out + (r * heads + h) * head_dim;
-        const int64_t last = positions[r];
-        const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-        float m = 0.0f, l = 0.0f;
-        for (int64_t b = first / 128; b <= last / 128; ++b) {
-          const int64_t cache = block_tables[s * blocks_per_sequence + b] * kv_heads + g;
-          const int64_t low = first > b * 128 ? first - b * 128 : 0;
-          const int64_t high = last - b * 128 < 127 ? last - b * 128 : 127;
-          float weight[128];
-          float m_b = 0.0f;
-          for (int64_t j = low; j <= high; ++j) {
-            float score = 0.0f;
-            for (int64_t chunk = 0; chunk < head_dim; chunk += 128) {
-              float p = 0.0f;
-              for (int64_t c = chunk; c < head_dim && c < chunk + 128; ++c)
-                p = fmaf(query[c], keys[(cache * head_dim + c) * 128 + j], p);
-              score = chunk == 0 ? p : score + p;
-            }
-            score = score * scale;
-            if (softcap != 0.0f) score = capped(score, softcap);
-            weight[j] = score;
-            if (j == low || score > m_b) m_b = score;
-          }
-          m_b = m_b + 0.0f;  // -0 counts as +0
-          float l_b = 0.0f;
-          for (int64_t j = low; j <= high; ++j) {
-            const float x = weight[j] - m_b;
-            weight[j] = ref_exp(x);
-            l_b = l_b + weight[j];
-          }
-          const bool is_first = b == first / 128;
-          const float larger = is_first || m_b > m ? m_b : m;
-          const float old_distance = m - larger, new_distance = m_b - larger;
-          const float old_share = ref_exp(old_distance), new_share = ref_exp(new_distance);
-          for (int64_t c = 0; c < head_dim; ++c) {
-            float o_b = 0.0f;
-            for (int64_t j = low; j <= high; ++j)
-              o_b = fmaf(weight[j], values[(cache * 128 + j) * value_stride(head_dim) + c], o_b);
-            const float t = o_b * new_share;
-            o[c] = is_first ? o_b : fmaf(o[c], old_share, t);
-          }
-          const float t = l_b * new_share;
-          l = is_first ? l_b : fmaf(l, old_share, t);
-          m = larger;
-        }
-        for (int64_t c = 0; c < head_dim; ++c) o[c] = o[c] / l;
-      }
-  return first_fault(out, rows, heads * head_dim);
+  return attend(q, rows, heads, kv_heads, head_dim, positions, starts, block_tables, sequences, blocks_per_sequence,
+                blocks, keys, values, scale, window, softcap, out, nullptr, nullptr);
+}
+
+int64_t ref_attention_saving(const float* q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                             const int32_t* positions, const int32_t* starts, const int32_t* block_tables,
+                             int64_t sequences, int64_t blocks_per_sequence, int64_t blocks, const float* keys,
+                             const float* values, float scale, int64_t window, float softcap, float* out, float* m,
+                             float* l) {
+  return attend(q, rows, heads, kv_heads, head_dim, positions, starts, block_tables, sequences, blocks_per_sequence,
+                blocks, keys, values, scale, window, softcap, out, m, l);
 }
 
 int64_t ref_add(const float* a, const float* b, int64_t rows, int64_t width, float* out) {

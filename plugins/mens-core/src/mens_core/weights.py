@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from mens_core.models.linear import Linear
 from mens_core.ops import Matrix, Ops, StoredTensor, Tensor
 from vox_plugin_api.checkpoint import Checkpoint
 from vox_plugin_api.families import ModelConfig, TensorPlan
@@ -30,6 +31,11 @@ class Weights:
         loaded = self._ops.load_matrix(self._stored(tensor))
         self._checkpoint.release(tensor.name)
         return loaded
+
+    def linear(self, name: str) -> Linear:
+        """Load the matrix called `name` as a linear layer of that name."""
+        rows, columns = self._plan.tensors[f"{name}.weight"].shape
+        return Linear(name, self.matrix(name), (rows, columns))
 
     def norm(self, name: str) -> Tensor:
         """Load the weight of the norm called `name`, with the family's 1 added if it lacks it."""

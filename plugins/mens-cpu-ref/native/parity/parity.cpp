@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "../abi.h"
+#include "../backward_abi.h"
 #include "../quant_abi.h"
+#include "../update_abi.h"
 
 namespace {
 
@@ -78,6 +80,11 @@ void linear(int32_t format, int64_t rows) {
   compare(name, static_cast<size_t>(rows * outputs),
           [&](float* out) { return vox_linear(format, pk.data(), outputs, inputs, x.data(), rows, out); },
           [&](float* out) { return ref_linear(format, pr.data(), outputs, inputs, x.data(), rows, out); });
+  const Floats dy = numbers(static_cast<size_t>(rows * outputs));
+  snprintf(name, sizeof name, "backward/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * inputs),
+          [&](float* out) { return vox_linear_backward(format, pk.data(), outputs, inputs, dy.data(), rows, out); },
+          [&](float* out) { return ref_linear_backward(format, pr.data(), outputs, inputs, dy.data(), rows, out); });
   const int32_t ids[3] = {44, 0, 17};
   snprintf(name, sizeof name, "embed/%d", format);
   compare(name, static_cast<size_t>(3 * inputs),
@@ -104,6 +111,36 @@ void attention(int64_t head_dim, int64_t window, float softcap) {
   report("kv_append", values, ref_values, 0, 0);
   COMPARE("attention", q.size(), attention, q.data(), 201, heads, kv_heads, head_dim, positions.data(), starts, tables,
           2, 2, 3, keys.data(), values.data(), 0.125f, window, softcap);
+}
+
+// Two whole sequences, the second of one row; gradients of q, k and v in one array.
+void attention_backward(int64_t head_dim, int64_t window, float softcap) {
+  const int64_t rows = 201, heads = 6, kv_heads = 2, stride = (head_dim + 15) / 16 * 16;
+  const int32_t starts[3] = {0, 200, 201}, tables[4] = {2, 0, 1, -1};
+  std::vector<int32_t> positions;
+  for (int32_t p = 0; p < 200; ++p) positions.push_back(p);
+  positions.push_back(0);
+  const size_t queries = static_cast<size_t>(rows * heads * head_dim), width = queries / 3;
+  const Floats q = numbers(queries), dy = numbers(queries);
+  const Floats keys = numbers(static_cast<size_t>(3 * kv_heads * head_dim * 128));
+  const Floats values = numbers(static_cast<size_t>(3 * kv_heads * 128 * stride));
+  Floats saved(queries + 2 * static_cast<size_t>(rows * heads));
+  const auto saving = [&](auto attention, float* out) {
+    return attention(q.data(), rows, heads, kv_heads, head_dim, positions.data(), starts, tables, 2, 2, 3, keys.data(),
+                     values.data(), 0.125f, window, softcap, out, out + queries, out + queries + rows * heads);
+  };
+  compare("attention_saving", saved.size(), [&](float* out) { return saving(vox_attention_saving, out); },
+          [&](float* out) { return saving(ref_attention_saving, out); });
+  saving(ref_attention_saving, saved.data());
+  const float* m = saved.data() + queries;
+  const auto backward = [&](auto attention, float* out) {
+    return attention(dy.data(), q.data(), saved.data(), m, m + rows * heads, rows, heads, kv_heads, head_dim,
+                     positions.data(), starts, tables, 2, 2, 3, keys.data(), values.data(), 0.125f, window, softcap,
+                     out, out + queries, out + queries + width);
+  };
+  compare("attention_backward", queries + 2 * width,
+          [&](float* out) { return backward(vox_attention_backward, out); },
+          [&](float* out) { return backward(ref_attention_backward, out); });
 }
 
 void quantised(int32_t format, int64_t rows) {
@@ -135,6 +172,50 @@ void quantised(int32_t format, int64_t rows) {
                vox_quant_linear),
           side(ref_quant_pack, ref_quant_packed_bytes, ref_quant_activation_bytes, ref_quant_activations,
                ref_quant_linear));
+  const Floats dy = numbers(static_cast<size_t>(rows * outputs));
+  const auto backward = [&](auto pack, auto packed_bytes, auto product) {
+    return [=, &file, &dy](float* out) {
+      std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, outputs, columns)) + 64);
+      pack(format, file.data(), outputs, columns, packed.data());
+      return product(format, packed.data(), outputs, columns, dy.data(), rows, out);
+    };
+  };
+  snprintf(name, sizeof name, "q backward/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * columns),
+          backward(vox_quant_pack, vox_quant_packed_bytes, vox_quant_linear_backward),
+          backward(ref_quant_pack, ref_quant_packed_bytes, ref_quant_linear_backward));
+}
+
+// Loss, gradients of parameters and update, on examples of 130, 0 and 71 rows.
+void training() {
+  const int32_t starts[4] = {0, 130, 130, 201};
+  std::vector<int32_t> positions, examples, ids;
+  for (int32_t r = 0; r < 201; ++r) {
+    positions.push_back(r < 130 ? 3 * r : r);
+    examples.push_back(r < 130 ? 0 : 2);
+    ids.push_back(static_cast<int32_t>(word() >> 29));
+  }
+  const Floats a = numbers(201 * 21), b = numbers(201 * 75);
+  COMPARE("example_products", 3 * 21 * 75, example_products, a.data(), b.data(), starts, 3, 21, 75);
+  COMPARE("example_products", 3 * 21 * 75, example_products, b.data(), a.data(), starts, 3, 75, 21);
+  COMPARE("embed_backward", 3 * 8 * 75, embed_backward, b.data(), ids.data(), starts, 3, 8, 75);
+  COMPARE("example_sums", 3, example_sums, a.data(), positions.data(), starts, 3);
+  COMPARE("scale", b.size(), scale, b.data(), 201, 75, 0.3f);
+  COMPARE("add_scaled", 201 * 21, add_scaled, a.data(), b.data(), 201, 21, 0.3f);
+  COMPARE("dropout", b.size(), dropout, b.data(), positions.data(), examples.data(), 201, 75, 0x123456789abcdefu, 7u, 9u,
+          0x40000000u, 4.0f / 3);
+  COMPARE("sum_of_squares", 1, sum_of_squares, b.data(), static_cast<int64_t>(b.size()));
+  compare("cross_entropy", 201 * 76,
+          [&](float* out) { return vox_cross_entropy(b.data(), ids.data(), 201, 75, out, out + 201); },
+          [&](float* out) { return ref_cross_entropy(b.data(), ids.data(), 201, 75, out, out + 201); });
+  const float constants[9] = {3e-4f, 0.9f, 0.1f, 0.999f, 1e-3f, 1e-8f, 0.99f, 0.1f, 1e-3f};
+  const auto step = [&](auto adamw) {
+    return [=, &b](float* out) {
+      for (size_t i = 0; i < 3 * 1031; ++i) out[i] = i < 2 * 1031 ? b[i] : b[i] * b[i];
+      return adamw(out, b.data() + 5000, out + 1031, out + 2 * 1031, 1, 1031, constants);
+    };
+  };
+  compare("adamw", 3 * 1031, step(vox_adamw), step(ref_adamw));
 }
 
 void functions() {
@@ -176,7 +257,24 @@ int main(int, char** argv) {
   COMPARE("silu_gate", a.size(), silu_gate, a.data(), b.data(), 9, 1031);
   COMPARE("gelu_gate", a.size(), gelu_gate, a.data(), b.data(), 9, 1031);
   COMPARE("softcap", a.size(), softcap, a.data(), 9, 1031, 0.75f);
+  attention_backward(40, 0, 0.0f);
+  attention_backward(136, 70, 0.0f);
+  attention_backward(64, 0, 20.0f);
+  const Floats dy = numbers(a.size());
+  COMPARE("norm_backward", a.size(), norm_backward, dy.data(), a.data(), w.data(), 9, 1, 1031, 1e-6f);
+  COMPARE("softcap_backward", a.size(), softcap_backward, dy.data(), a.data(), 9, 1031, 0.75f);
+  const auto gates = [&](auto backward) {
+    return [&, backward](float* out) {
+      return backward(dy.data(), a.data(), b.data(), 9, 1031, out, out + a.size());
+    };
+  };
+  compare("silu_gate_backward", 2 * a.size(), gates(vox_silu_gate_backward), gates(ref_silu_gate_backward));
+  compare("gelu_gate_backward", 2 * a.size(), gates(vox_gelu_gate_backward), gates(ref_gelu_gate_backward));
+  const Floats angles = numbers(128 * 2 * 20);
+  const int32_t slots[1] = {0}, places[3] = {0, 5, 127};
+  COMPARE("rope_backward", 3 * 4 * 40, rope_backward, a.data(), 3, 4, 20, angles.data(), slots, 1, places);
   COMPARE("log_normaliser", 9, log_normaliser, a.data(), 9, 1031);
+  training();
   const uint64_t frequencies[6] = {0x7f09d5f47d4d3770u, 0x28be60db9391054au, 0x1234567u, 0x123456789abcdu,
                                    0xa09a1a14357au,     0x2f9794e242f2u};
   COMPARE("rotary", 128 * 2 * 3, rotary, frequencies, 3, 0, 1, 1 << 20, 128);

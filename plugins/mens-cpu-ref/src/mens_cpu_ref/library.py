@@ -17,9 +17,9 @@ from typing import Any
 
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["ABI_VERSION", "Library", "load_library"]
+__all__ = ["ABI_VERSION", "Function", "Library", "Signatures", "load_library"]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _P = ctypes.c_void_p
 _W = ctypes.c_int32
@@ -50,6 +50,7 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
 """Arguments of each operator after its prefix; all return int64 (native/abi.h)."""
 
 Function = Callable[..., int]
+Signatures = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Library:
 
     kernels: Mapping[str, Function]
     reference: Mapping[str, Function]
+    bind: Callable[[str, Signatures], dict[str, Function]]
+    """Functions of a prefix ("vox_", "ref_") that serving does without, bound when asked for."""
     isa: Callable[[], str]
     force_isa: Callable[[str], None]
     set_threads: Callable[[int], None]
@@ -99,8 +102,9 @@ def load_library(path: Path | None = None) -> Library:
         )
     signatures = {**_OPERATORS, **_quantised_operators()}
     return Library(
-        kernels={name: _function(native, "vox_" + name, types) for name, types in signatures.items()},
-        reference={name: _function(native, "ref_" + name, types) for name, types in signatures.items()},
+        kernels=_bind(native, "vox_", signatures),
+        reference=_bind(native, "ref_", signatures),
+        bind=functools.partial(_bind, native),
         isa=lambda: native.vox_isa().decode(),
         force_isa=functools.partial(_force_isa, native),
         set_threads=functools.partial(_set_threads, native),
@@ -114,6 +118,10 @@ def _quantised_operators() -> Mapping[str, tuple[Any, ...]]:
         return {}
     operators: Mapping[str, tuple[Any, ...]] = quantised.OPERATORS
     return operators
+
+
+def _bind(native: ctypes.CDLL, prefix: str, signatures: Signatures) -> dict[str, Function]:
+    return {name: _function(native, prefix + name, types) for name, types in signatures.items()}
 
 
 def _function(native: ctypes.CDLL, symbol: str, types: tuple[Any, ...]) -> Function:

@@ -1,6 +1,6 @@
 // KV blocks and attention over them: docs/numerics.md, attention.
 #pragma once
-#include "tile.h"
+#include "spans.h"
 
 namespace vox {
 namespace VOX_ISA {
@@ -57,11 +57,6 @@ static int64_t attention_scratch_bytes(const KvLayer& layer) {
   return kAttentionRows * (kBlock + 3 * layer.value_stride) * (int64_t)sizeof(float);
 }
 
-// Unmasked slots [low, high) of one block, for each query vector.
-struct Span {
-  int32_t low, high;
-};
-
 struct RowState {
   float m, l;
   bool started;
@@ -76,7 +71,7 @@ static void block_scores(const AttentionTask& task, const AttentionScratch& memo
     const int64_t some = rows - r < kTileRows ? rows - r : kTileRows;
     float* scores = memory.scores + r * kBlock + first_panel * kLanes;
     for (int64_t c = 0; c < C; c += kChunk)
-      tile_rows(some, end_panel - first_panel, memory.q + r * C, C, side, first_panel, c,
+      tile_rows(some, end_panel - first_panel, RowsLeft{memory.q + r * C, C}, side, first_panel, c,
                 c + kChunk < C ? c + kChunk : C, scores, kBlock, Start::zero, c == 0 ? Finish::store : Finish::fold);
   }
   const VF scale = f_splat(task.scale);
@@ -141,33 +136,12 @@ static void block_sums(const float* weights, const Span* spans, float* sums) {
   }
 }
 
-// o_b: the chain over each row's own slots, the slots common to a tile's rows together.
+// o_b: the chain over each row's own slots.
 static void block_values(const AttentionTask& task, const AttentionScratch& memory, int64_t rows, const float* values,
                          const Span* spans) {
-  const int64_t stride = task.layer.value_stride, panels = stride / kLanes;
-  const F32Side side{values, stride, kLanes};
-  const auto chain = [&](int64_t row, int64_t count, int32_t low, int32_t high, Start start) {
-    tile_rows(count, panels, memory.scores + row * kBlock, kBlock, side, 0, low, high, memory.o_block + row * stride,
-              stride, start, Finish::store);
-  };
-  for (int64_t r = 0; r < rows; r += kTileRows) {
-    const int64_t some = rows - r < kTileRows ? rows - r : kTileRows;
-    int32_t low = spans[r].low, high = spans[r].high, lowest = low;
-    for (int64_t i = r + 1; i < r + some; ++i) {
-      low = spans[i].low > low ? spans[i].low : low;
-      lowest = spans[i].low < lowest ? spans[i].low : lowest;
-      high = spans[i].high < high ? spans[i].high : high;
-    }
-    if (low >= high) {
-      for (int64_t i = r; i < r + some; ++i) chain(i, 1, spans[i].low, spans[i].high, Start::zero);
-      continue;
-    }
-    if (lowest < low)
-      for (int64_t i = r; i < r + some; ++i) chain(i, 1, spans[i].low, low, Start::zero);
-    chain(r, some, low, high, lowest < low ? Start::memory : Start::zero);
-    for (int64_t i = r; i < r + some; ++i)
-      if (spans[i].high > high) chain(i, 1, high, spans[i].high, Start::memory);
-  }
+  const int64_t stride = task.layer.value_stride;
+  span_chains(rows, spans, RowsLeft{memory.scores, kBlock}, F32Side{values, stride, kLanes}, stride / kLanes,
+              memory.o_block, stride);
 }
 
 // (m, l, o) after the block of one row: assigned by the first block, folded by later ones.
@@ -262,6 +236,10 @@ static int64_t attend(const AttentionTask& task, const AttentionItem& item, void
     if (!finish_row(state[i], memory.o + i * layer.value_stride, task.out + (row * task.heads + head) * C, C) &&
         fault == 0)
       fault = 1 + row;
+    if (task.m != nullptr) {
+      task.m[row * task.heads + head] = state[i].m;
+      task.l[row * task.heads + head] = state[i].l;
+    }
   }
   return fault;
 }

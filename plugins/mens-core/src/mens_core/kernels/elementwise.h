@@ -30,10 +30,5 @@ static int64_t elementwise(const ElementwiseTask& task, int64_t begin, int64_t e
   return 0;
 }
 
-static int64_t add_part(const void* task, int64_t begin, int64_t end, void*) {
-  return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,
-                     [](VF a, VF b) { return f_add(a, b); });
-}
-
 }  // namespace VOX_ISA
 }  // namespace vox

@@ -1,9 +1,14 @@
-// Gated activations and softcap.
+// Sums, gated activations and softcap.
 #pragma once
 #include "elementwise.h"
 
 namespace vox {
 namespace VOX_ISA {
+
+static int64_t add_part(const void* task, int64_t begin, int64_t end, void*) {
+  return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,
+                     [](VF a, VF b) { return f_add(a, b); });
+}
 
 static int64_t silu_gate_part(const void* task, int64_t begin, int64_t end, void*) {
   return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,

@@ -26,7 +26,7 @@ static void linear_one_row(const float* x, int64_t inputs, const Side& weight, i
   }
   for (; done < inputs; done += kChunk) {
     VF acc[1][1] = {{f_splat(0.0f)}};
-    tile_chain<1, 1>(x, 0, weight, panel, done, done + kChunk < inputs ? done + kChunk : inputs, acc);
+    tile_chain<1, 1>(RowsLeft{x, 0}, weight, panel, done, done + kChunk < inputs ? done + kChunk : inputs, acc);
     total = done == 0 ? acc[0][0] : f_add(total, acc[0][0]);
   }
   f_store(out, total);
@@ -56,9 +56,9 @@ static void linear_group(const LinearTask& task, const Side& weight, int64_t pan
       float* out = tile_out + (r - first) * kWidth;
       if (widen) {
         const F32Side side{widened, kLanes, kChunk * kLanes};
-        tile_rows(rows, panels, x + k, inputs, side, 0, 0, end - k, out, kWidth, Start::zero, finish);
+        tile_rows(rows, panels, RowsLeft{x + k, inputs}, side, 0, 0, end - k, out, kWidth, Start::zero, finish);
       } else {
-        tile_rows(rows, panels, x, inputs, weight, panel, k, end, out, kWidth, Start::zero, finish);
+        tile_rows(rows, panels, RowsLeft{x, inputs}, weight, panel, k, end, out, kWidth, Start::zero, finish);
       }
     }
   }

@@ -137,6 +137,8 @@ struct AttentionTask {  // parts are items
   float scale;
   int64_t window;  // 0: everything before
   float softcap;   // 0: none
+  float* m;        // [rows][heads] of what backward needs; both null when nobody asks
+  float* l;
 };
 
 struct ArgmaxTask {  // parts are rows

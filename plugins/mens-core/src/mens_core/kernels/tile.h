@@ -27,17 +27,30 @@ struct Bf16Side {
   }
 };
 
+// Left-hand sides: value (r, k), a row after the other or transposed.
+struct RowsLeft {
+  const float* base;
+  int64_t stride;
+  inline __attribute__((always_inline)) float at(int64_t r, int64_t k) const { return base[r * stride + k]; }
+  RowsLeft from_row(int64_t r) const { return {base + r * stride, stride}; }
+};
+struct ColumnsLeft {
+  const float* base;
+  int64_t stride;
+  inline __attribute__((always_inline)) float at(int64_t r, int64_t k) const { return base[k * stride + r]; }
+  ColumnsLeft from_row(int64_t r) const { return {base + r, stride}; }
+};
+
 // acc = fma(a[r][k], b[k][panel], acc) for k in [first, last).
-template <int R, int P, class Side>
-CANON void tile_chain(const float* a, int64_t a_stride, const Side& b, int64_t panel, int64_t first, int64_t last,
-                      VF (&acc)[R][P]) {
+template <int R, int P, class Left, class Side>
+CANON void tile_chain(const Left& a, const Side& b, int64_t panel, int64_t first, int64_t last, VF (&acc)[R][P]) {
   for (int64_t k = first; k < last; ++k) {
     VF right[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) right[p] = b.load(k, panel + p);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const VF left = f_splat(a[r * a_stride + k]);
+      const VF left = f_splat(a.at(r, k));
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) acc[r][p] = f_fma(left, right[p], acc[r][p]);
     }
@@ -48,14 +61,14 @@ CANON void tile_chain(const float* a, int64_t a_stride, const Side& b, int64_t p
 enum class Start { zero, memory };   // acc starts at +0 (a new chunk), or goes on from `out`
 enum class Finish { store, fold };   // out = acc, or out = out + acc (chunk after chunk)
 
-template <int R, int P, class Side>
-static inline void tile(const float* a, int64_t a_stride, const Side& b, int64_t panel, int64_t first, int64_t last,
-                        float* out, int64_t out_stride, Start start, Finish finish) {
+template <int R, int P, class Left, class Side>
+static inline void tile(const Left& a, const Side& b, int64_t panel, int64_t first, int64_t last, float* out,
+                        int64_t out_stride, Start start, Finish finish) {
   VF acc[R][P];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p)
       acc[r][p] = start == Start::zero ? f_splat(0.0f) : f_load(out + r * out_stride + p * kLanes);
-  tile_chain<R, P>(a, a_stride, b, panel, first, last, acc);
+  tile_chain<R, P>(a, b, panel, first, last, acc);
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) {
       float* to = out + r * out_stride + p * kLanes;
@@ -64,12 +77,12 @@ static inline void tile(const float* a, int64_t a_stride, const Side& b, int64_t
 }
 
 // The same for a number of rows known only now, at most kTileRows, and any number of panels.
-template <class Side>
-static void tile_rows(int64_t rows, int64_t panels, const float* a, int64_t a_stride, const Side& b, int64_t panel,
-                      int64_t first, int64_t last, float* out, int64_t out_stride, Start start, Finish finish) {
+template <class Left, class Side>
+static void tile_rows(int64_t rows, int64_t panels, const Left& a, const Side& b, int64_t panel, int64_t first,
+                      int64_t last, float* out, int64_t out_stride, Start start, Finish finish) {
   int64_t p = 0;
 #define VOX_TILE(R, P)                                                                                     \
-  tile<R, P>(a, a_stride, b, panel + p, first, last, out + p * kLanes, out_stride, start, finish)
+  tile<R, P>(a, b, panel + p, first, last, out + p * kLanes, out_stride, start, finish)
 #define VOX_TILE_ROWS(P)                  \
   switch (rows) {                         \
     case 1: VOX_TILE(1, P); break;        \
