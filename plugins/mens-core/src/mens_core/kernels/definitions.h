@@ -112,14 +112,14 @@ CANON float weight_of(float d, int32_t scale, int32_t code, float dmin, int32_t 
 
 // --- float16 and bfloat16, exactly; no flush concerns a float16 --------------------------------------------
 
-CANON float f16_to_f32(uint32_t half) {
-  const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 0x3FFu;
+CANON float f16_to_f32(uint32_t bits) {
+  const uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 0x3FFu;
   if (exponent == 31u) return f_from((int32_t)(sign | 0x7F800000u | fraction << 13));
   if (exponent != 0u) return f_from((int32_t)(sign | (exponent + 112u) << 23 | fraction << 13));
   const float magnitude = f_mul(i_to_f((int32_t)fraction), F_CONST(float, 0x33800000u));  // 2^-24
   return f_from(f_bits(magnitude) | (int32_t)sign);
 }
-CANON float bf16_to_f32(uint32_t half) { return f_from((int32_t)(half << 16)); }
+CANON float bf16_to_f32(uint32_t bits) { return f_from((int32_t)(bits << 16)); }
 
 // --- choosing tokens -------------------------------------------------------------------------------------
 
