@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "definitions.h"
 #include "quant_formats.h"
 
 namespace vox {
@@ -121,20 +122,6 @@ bool pack_scales(int32_t format, const uint8_t* file, int row, uint8_t* scales) 
   return is_finite_f16(d) && is_finite_f16(dmin);
 }
 
-float f16_to_f32(uint16_t h) {
-  const uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
-  uint32_t bits = sign | (exponent + 112) << 23 | mantissa << 13;
-  if (exponent == 31) bits = sign | 0x7F800000u | mantissa << 13;
-  if (exponent == 0) {  // zero, or a subnormal half: mantissa * 2^-24, exact
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    memcpy(&bits, &value, 4);
-    bits |= sign;
-  }
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
-}
-
 int nibble(const uint8_t* codes, int k_group, int row, int t, bool high) {
   const uint8_t byte = codes[k_group * kKGroupBytes + 4 * row + t];
   return high ? byte >> 4 : byte & 15;
@@ -150,14 +137,13 @@ void unpack32(int32_t format, const uint8_t* record, float d, int row, float* ou
       const int high = record[RecordQ5_0::high + 4 * row + t] >> g & 1;
       q = (nibble(record + RecordQ5_0::codes, g % 4, row, t, g >= 4) | high << 4) - 16;
     }
-    out[i] = static_cast<float>(q) * d;
+    out[i] = scalar::weight_of(d, q);
   }
 }
 
 void unpack_with_min(int32_t format, const uint8_t* record, float d, float dmin, int row, float* out) {
   for (int j = 0; j < 8; ++j) {
-    const float scale = d * static_cast<float>(record[scale_at(j, row)]);
-    const float minimum = dmin * static_cast<float>(record[min_at(j, row)]);
+    const int scale = record[scale_at(j, row)], minimum = record[min_at(j, row)];
     const int part_bytes = format == kQ4_K ? int{RecordQ4_K::part_bytes} : int{RecordQ5_K::part_bytes};
     const uint8_t* part = record + RecordQ4_K::parts + j / 2 * part_bytes;
     const uint8_t* codes = format == kQ4_K ? part : part + RecordQ5_K::part_codes;
@@ -165,7 +151,7 @@ void unpack_with_min(int32_t format, const uint8_t* record, float d, float dmin,
       const int g = i / 4, t = i % 4;
       int q = nibble(codes, g, row, t, j % 2 == 1);
       if (format == kQ5_K) q |= (part[RecordQ5_K::part_high + j % 2 * kKGroupBytes + 4 * row + t] >> g & 1) << 4;
-      out[32 * j + i] = scale * static_cast<float>(q) - minimum;
+      out[32 * j + i] = scalar::weight_of(d, scale, q, dmin, minimum);
     }
   }
 }
@@ -177,16 +163,16 @@ void unpack_q6_k(const uint8_t* record, float d, int row, float* out) {
     const int low = nibble(part + RecordQ6_K::part_codes, quarter % 2 * 4 + g, row, t, quarter >= 2);
     const int high = part[RecordQ6_K::part_high + g * kKGroupBytes + 4 * row + t] >> (2 * quarter) & 3;
     const auto scale = static_cast<int8_t>(part[RecordQ6_K::part_scales + 16 * quarter + row]);
-    out[c] = (d * static_cast<float>(scale)) * static_cast<float>((low | high << 4) - 32);
+    out[c] = scalar::weight_of(d, scale, (low | high << 4) - 32);
   }
 }
 
 // One block of row `row` to float32, in GGML's order of operations, each rounded once.
 void unpack_block(int32_t format, const uint8_t* record, const uint8_t* scales, int row, float* out) {
-  const float d = f16_to_f32(load_u16(scales + 2 * row));
+  const float d = scalar::f16_to_f32(load_u16(scales + 2 * row));
   if (layout_of(format).block == 32) unpack32(format, record, d, row, out);
   else if (format == kQ6_K) unpack_q6_k(record, d, row, out);
-  else unpack_with_min(format, record, d, f16_to_f32(load_u16(scales + 32 + 2 * row)), row, out);
+  else unpack_with_min(format, record, d, scalar::f16_to_f32(load_u16(scales + 32 + 2 * row)), row, out);
 }
 
 }  // namespace

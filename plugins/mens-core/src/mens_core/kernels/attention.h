@@ -1,5 +1,6 @@
 // KV blocks and attention over them: docs/numerics.md, attention.
 #pragma once
+#include "definitions.h"
 #include "spans.h"
 
 namespace vox {
@@ -79,10 +80,7 @@ static void block_scores(const AttentionTask& task, const AttentionScratch& memo
     for (int64_t p = first_panel; p < end_panel; ++p) {
       float* scores = memory.scores + r * kBlock + p * kLanes;
       VF s = f_mul(f_load(scores), scale);
-      if (task.softcap != 0.0f) {
-        const VF cap = f_splat(task.softcap);
-        s = f_mul(cap, f_tanh(f_div(s, cap)));
-      }
+      if (task.softcap != 0.0f) s = f_softcap(s, f_splat(task.softcap));
       f_store(scores, s);
     }
   }
@@ -151,13 +149,12 @@ static void fold_block(RowState& row, float* o, float m_block, float l_block, co
     __builtin_memcpy(o, o_block, (size_t)stride * sizeof(float));
     return;
   }
-  const float m = f_max(row.m, m_block);
-  const float a = f_exp(f_sub(row.m, m)), b = f_exp(f_sub(m_block, m));
-  row.m = m;
-  row.l = f_fma(row.l, a, f_mul(l_block, b));
-  const VF a_all = f_splat(a), b_all = f_splat(b);
+  const Shares shares = shares_of(row.m, m_block);
+  row.m = shares.m;
+  row.l = block_folded(row.l, shares.old_share, l_block, shares.new_share);
+  const VF old_share = f_splat(shares.old_share), new_share = f_splat(shares.new_share);
   for (int64_t c = 0; c < stride; c += kLanes)
-    f_store(o + c, f_fma(f_load(o + c), a_all, f_mul(f_load(o_block + c), b_all)));
+    f_store(o + c, block_folded(f_load(o + c), old_share, f_load(o_block + c), new_share));
 }
 
 static bool finish_row(const RowState& row, const float* o, float* out, int64_t head_dim) {

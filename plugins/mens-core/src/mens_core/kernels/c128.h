@@ -1,18 +1,12 @@
 // The one reduction order, for sums along a row: chunks of 128, a chain of fma in each, the
 // chunks added in order. Chunks and rows are computed side by side; each keeps its own chain.
 #pragma once
+#include "definitions.h"
 #include "simd.h"
 #include "tasks.h"
 
 namespace vox {
 namespace VOX_ISA {
-
-struct SumOfSquares {
-  CANON float step(float x, float p) { return f_fma(x, x, p); }
-};
-struct PlainSum {
-  CANON float step(float x, float p) { return f_add(p, x); }  // fma(1, x, p)
-};
 
 // p_i = chain over x_i[0..count), for Side chains side by side: a chain alone waits for each
 // operation's latency.
@@ -33,7 +27,7 @@ static float c128_row(const float* x, int64_t width) {
   int64_t done = 0;
   for (; done + 8 * kChunk <= width; done += 8 * kChunk) {
     chains<Step, 8>(x + done, kChunk, kChunk, sums);
-    total = done == 0 ? sums[0] : f_add(total, sums[0]);
+    total = chunk_folded(done == 0, total, sums[0]);
     for (int i = 1; i < 8; ++i) total = f_add(total, sums[i]);
   }
   while (done < width) {
@@ -49,7 +43,7 @@ static float c128_row(const float* x, int64_t width) {
     } else {
       chains<Step, 1>(x + done, 0, left < kChunk ? left : kChunk, sums);
     }
-    for (int64_t i = 0; i < side; ++i) total = done + i == 0 ? sums[0] : f_add(total, sums[i]);
+    for (int64_t i = 0; i < side; ++i) total = chunk_folded(done + i == 0, total, sums[i]);
     done += side * kChunk;
   }
   return total;
@@ -61,7 +55,7 @@ static void c128_eight_rows(const float* x, int64_t width, float* totals) {
   float sums[8];
   for (int64_t done = 0; done < width; done += kChunk) {
     chains<Step, 8>(x + done, width, width - done < kChunk ? width - done : kChunk, sums);
-    for (int i = 0; i < 8; ++i) totals[i] = done == 0 ? sums[i] : f_add(totals[i], sums[i]);
+    for (int i = 0; i < 8; ++i) totals[i] = chunk_folded(done == 0, totals[i], sums[i]);
   }
 }
 

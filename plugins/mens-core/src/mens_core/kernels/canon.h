@@ -5,10 +5,25 @@
 // names. So the text of exp, log, ... exists once for scalar, SIMD and GPU code. Constants are
 // bit patterns, since no two compilers agree on how to read a decimal.
 #pragma once
+#if defined(VOX_CUDA) || defined(VOX_METAL)
+#include "grid/target.h"
+#else
 #include <stddef.h>
 #include <stdint.h>
 
 #define CANON static inline __attribute__((always_inline))
+#define VOX_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#define VOX_SQRT(a) __builtin_sqrtf(a)
+#define VOX_CAST(To, a) vox::bits_as<To>(a)
+namespace vox {
+template <class To, class From>
+CANON To bits_as(From from) {
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+}  // namespace vox
+#endif
 
 #ifndef VOX_ISA
 #define VOX_ISA scalar
@@ -21,19 +36,13 @@ namespace VOX_ISA {
 CANON float f_add(float a, float b) { return a + b; }
 CANON float f_sub(float a, float b) { return a - b; }
 CANON float f_mul(float a, float b) { return a * b; }
-CANON float f_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+CANON float f_fma(float a, float b, float c) { return VOX_FMA(a, b, c); }
 CANON float f_div(float a, float b) { return a / b; }
-CANON float f_sqrt(float a) { return __builtin_sqrtf(a); }
-CANON int32_t f_bits(float a) {
-  int32_t bits;
-  __builtin_memcpy(&bits, &a, 4);
-  return bits;
-}
-CANON float f_from(int32_t bits) {
-  float a;
-  __builtin_memcpy(&a, &bits, 4);
-  return a;
-}
+CANON float f_sqrt(float a) { return VOX_SQRT(a); }
+CANON int32_t f_bits(float a) { return VOX_CAST(int32_t, a); }
+CANON float f_from(int32_t bits) { return VOX_CAST(float, bits); }
+// -(a * b) + c with one rounding.
+CANON float f_fnma(float a, float b, float c) { return f_fma(-a, b, c); }
 // a < b ? yes : no; moves bits and changes none.
 CANON float f_pick_lt(float a, float b, float yes, float no) { return a < b ? yes : no; }
 CANON int32_t i_add(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
@@ -51,14 +60,15 @@ CANON int32_t i_sar(int32_t a) {
   return a >> N;
 }
 CANON float i_to_f(int32_t a) { return (float)a; }
+CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFF) < 0x7F800000; }
 
 // A constant given by its bits, in every lane of V.
 template <class V>
 struct Splat;
 template <>
 struct Splat<float> {
-  static inline __attribute__((always_inline)) float f(uint32_t bits) { return f_from((int32_t)bits); }
-  static inline __attribute__((always_inline)) int32_t i(uint32_t bits) { return (int32_t)bits; }
+  CANON float f(uint32_t bits) { return f_from((int32_t)bits); }
+  CANON int32_t i(uint32_t bits) { return (int32_t)bits; }
 };
 #define F_CONST(V, bits) (Splat<V>::f(bits))
 #define I_CONST(V, bits) (Splat<V>::i(bits))

@@ -17,8 +17,7 @@ static int64_t penalise_part(const void* task, int64_t, int64_t, void*) {
   bool finite = true;
   for (int64_t i = 0; i < penalty.count; ++i) {
     float& x = penalty.logits[penalty.token_ids[i]];
-    x = 0.0f < x ? f_div(x, penalty.repetition[i]) : f_mul(x, penalty.repetition[i]);
-    x = f_sub(x, penalty.subtract[i]);
+    x = penalised(x, penalty.repetition[i], penalty.subtract[i]);
     finite = finite && is_finite(x);
   }
   return finite ? 0 : 1;
@@ -35,15 +34,6 @@ static int64_t argmax_part(const void* task, int64_t begin, int64_t end, void*) 
   }
   return 0;
 }
-
-// exp((x - max) / T), the numerator of a softmax at temperature T.
-template <class V>
-CANON V tempered(V x, V max, V temperature) {
-  return f_exp(f_div(f_sub(x, max), temperature));
-}
-
-// floor(e * 2^32) for e in [0, 1]: exact, the product only moves the exponent.
-CANON uint64_t fixed_point_32(float e) { return (uint64_t)(int64_t)f_mul(e, f_from(0x4F800000)); }
 
 static int64_t token_weights_part(const void* task, int64_t begin, int64_t end, void*) {
   const auto& weights = *static_cast<const TokenWeightsTask*>(task);
@@ -82,10 +72,9 @@ static int64_t log_normaliser_part(const void* task, int64_t begin, int64_t end,
           chains<PlainSum, 1>(e + c * kChunk, 0, count - c * kChunk < kChunk ? count - c * kChunk : kChunk, sums + c);
         chunks = (count + kChunk - 1) / kChunk;
       }
-      for (int64_t c = 0; c < chunks; ++c) total = i + c == 0 ? sums[0] : f_add(total, sums[c]);
+      for (int64_t c = 0; c < chunks; ++c) total = chunk_folded(i + c == 0, total, sums[c]);
     }
-    // log is defined for finite numbers: a sum that is not is passed on as it is.
-    rows.out[r] = is_finite(total) ? f_add(m, f_log(total)) : total;
+    rows.out[r] = normaliser(m, total);
     if (!is_finite(rows.out[r]) && fault == 0) fault = 1 + r;
   }
   return fault;

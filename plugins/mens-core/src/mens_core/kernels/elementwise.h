@@ -1,5 +1,6 @@
 // Operators whose outputs each depend on one element per argument.
 #pragma once
+#include "definitions.h"
 #include "simd.h"
 #include "tasks.h"
 

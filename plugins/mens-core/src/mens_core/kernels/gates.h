@@ -12,17 +12,12 @@ static int64_t add_part(const void* task, int64_t begin, int64_t end, void*) {
 
 static int64_t silu_gate_part(const void* task, int64_t begin, int64_t end, void*) {
   return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,
-                     [](VF gate, VF up) { return f_mul(f_silu(gate), up); });
+                     [](VF gate, VF up) { return silu_gated(gate, up); });
 }
 
 static int64_t gelu_gate_part(const void* task, int64_t begin, int64_t end, void*) {
   return elementwise(*static_cast<const ElementwiseTask*>(task), begin, end,
-                     [](VF gate, VF up) { return f_mul(f_gelu_tanh(gate), up); });
-}
-
-template <class V>
-CANON V f_softcap(V x, V cap) {
-  return f_mul(cap, f_tanh(f_div(x, cap)));
+                     [](VF gate, VF up) { return gelu_gated(gate, up); });
 }
 
 static int64_t softcap_part(const void* task, int64_t begin, int64_t end, void*) {

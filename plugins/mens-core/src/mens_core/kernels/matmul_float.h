@@ -1,5 +1,6 @@
 // Products with float weights: packing, linear, embedding rows.
 #pragma once
+#include "definitions.h"
 #include "tile.h"
 
 namespace vox {
@@ -21,13 +22,13 @@ static void linear_one_row(const float* x, int64_t inputs, const Side& weight, i
       p2 = f_fma(f_splat(a[k + 2 * kChunk]), weight.load(done + k + 2 * kChunk, panel), p2);
       p3 = f_fma(f_splat(a[k + 3 * kChunk]), weight.load(done + k + 3 * kChunk, panel), p3);
     }
-    total = done == 0 ? p0 : f_add(total, p0);
+    total = chunk_folded(done == 0, total, p0);
     total = f_add(f_add(f_add(total, p1), p2), p3);
   }
   for (; done < inputs; done += kChunk) {
     VF acc[1][1] = {{f_splat(0.0f)}};
     tile_chain<1, 1>(RowsLeft{x, 0}, weight, panel, done, done + kChunk < inputs ? done + kChunk : inputs, acc);
-    total = done == 0 ? acc[0][0] : f_add(total, acc[0][0]);
+    total = chunk_folded(done == 0, total, acc[0][0]);
   }
   f_store(out, total);
 }

@@ -10,13 +10,13 @@ static bool norm_row(const float* x, const float* weight, float* out, int64_t wi
   const VF inv = f_splat(inverse);
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    const VF y = f_mul(f_mul(f_load(x + i), inv), f_load(weight + i));
+    const VF y = normed(f_load(x + i), inv, f_load(weight + i));
     watch.see(y);
     f_store(out + i, y);
   }
   bool finite = watch.saw_only_finite();
   for (; i < width; ++i) {
-    out[i] = f_mul(f_mul(x[i], inverse), weight[i]);
+    out[i] = normed(x[i], inverse, weight[i]);
     finite = finite && is_finite(out[i]);
   }
   return finite;
@@ -36,8 +36,7 @@ static int64_t norm_part(const void* task, int64_t begin, int64_t end, void*) {
         sums[r - first] = c128_row<SumOfSquares>(norm.x + r * norm.width, norm.width);
     }
     for (int64_t r = first; r < last; ++r) {
-      const float mean = f_div(sums[r - first], (float)norm.width);
-      const float inverse = f_div(1.0f, f_sqrt(f_add(mean, norm.eps)));
+      const float inverse = norm_inverse(sums[r - first], (float)norm.width, norm.eps);
       bool finite = norm_row(norm.x + r * norm.width, norm.weight, norm.out + r * norm.width, norm.width, inverse);
       if (!is_finite(sums[r - first])) {
         // An infinite sum makes every output zero, and would hide: the row is NaN instead.

@@ -2,15 +2,11 @@
 //
 // Scalar loops without a float reduction, so a compiler may vectorise them and change no bit.
 #pragma once
-#include "canon.h"
+#include "definitions.h"
 #include "quant_formats.h"
 
 namespace vox {
 namespace VOX_ISA {
-
-// Adding 1.5 * 2^23 rounds |v| < 2^22 to an integer, ties to even, and leaves it in the low bits.
-constexpr float kRoundMagic = 12582912.0f;
-constexpr int32_t kRoundBits = 0x4B400000;
 
 // Writes N codes and returns the scale. A block that is not finite gets a NaN scale: every output
 // that it touches becomes NaN, and the operator reports the row.
@@ -21,14 +17,13 @@ CANON float quantise_block(const float* x, int8_t* q) {
     const int32_t magnitude = f_bits(x[i]) & 0x7FFFFFFF;
     top = magnitude > top ? magnitude : top;
   }
-  const float amax = f_from(top);
-  const float d = f_div(amax, 127.0f);
-  if (top >= 0x7F800000 || !(d > 0.0f)) {
+  const float d = activation_scale(top);
+  if (!has_codes(d)) {
     __builtin_memset(q, 0, N);
-    return top >= 0x7F800000 ? f_from(0x7FC00000) : 0.0f;
+    return d;
   }
-  const float id = f_div(127.0f, amax);
-  for (int i = 0; i < N; ++i) q[i] = (int8_t)(f_bits(f_add(f_mul(x[i], id), kRoundMagic)) - kRoundBits);
+  const float inverse = activation_inverse(top);
+  for (int i = 0; i < N; ++i) q[i] = (int8_t)activation_code(x[i], inverse);
   return d;
 }
 

@@ -5,6 +5,7 @@
 // float operations are those of docs/numerics.md, one lane per output, so neither R nor the
 // lane width nor the thread that runs the tile can change a bit.
 #pragma once
+#include "definitions.h"
 #include "quant_formats.h"
 #include "quant_simd.h"
 
@@ -163,9 +164,9 @@ static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask
         for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
       });
       const VF d = load_scales(scales);
-      for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(sum[r]), p[r]);
+      for (int r = 0; r < R; ++r) p[r] = block_chained(p[r], d, f_splat(x.block(r).d), sum[r]);
     }
-    for (int r = 0; r < R; ++r) y[r] = first == 0 ? p[r] : f_add(y[r], p[r]);
+    for (int r = 0; r < R; ++r) y[r] = chunk_folded(first == 0, y[r], p[r]);
   }
 }
 
@@ -197,7 +198,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
     }
     const VF d = load_scales(record + Record::d);
     VF p[R];
-    for (int r = 0; r < R; ++r) p[r] = f_fma(f_mul(d, f_splat(x.block(r).d)), i_to_f(u[r]), f_splat(0.0f));
+    for (int r = 0; r < R; ++r) p[r] = block_chained(f_splat(0.0f), d, f_splat(x.block(r).d), u[r]);
     if constexpr (F::has_min) {
       VI v[R];
       for (int r = 0; r < R; ++r) v[r] = i_splat(0);
@@ -206,9 +207,9 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
         for (int r = 0; r < R; ++r) v[r] = dot_pairs(v[r], mins, load_i32(x.block(r).sum32 + 2 * i));
       }
       const VF dmin = load_scales(record + Record::dmin);
-      for (int r = 0; r < R; ++r) p[r] = f_fnma(f_mul(dmin, f_splat(x.block(r).d)), i_to_f(v[r]), p[r]);
+      for (int r = 0; r < R; ++r) p[r] = less_minima(p[r], dmin, f_splat(x.block(r).d), v[r]);
     }
-    for (int r = 0; r < R; ++r) y[r] = b == 0 ? p[r] : f_add(y[r], p[r]);
+    for (int r = 0; r < R; ++r) y[r] = chunk_folded(b == 0, y[r], p[r]);
   }
 }
 

@@ -201,8 +201,8 @@ CANON VF f_load_f16(const uint16_t* p) { VOX_EACH(VF, vcvt_f32_f16(vreinterpret_
 
 template <>
 struct Splat<VF> {
-  static inline __attribute__((always_inline)) VF f(uint32_t bits) { return f_splat(f_from((int32_t)bits)); }
-  static inline __attribute__((always_inline)) VI i(uint32_t bits) { return i_splat((int32_t)bits); }
+  CANON VF f(uint32_t bits) { return f_splat(f_from((int32_t)bits)); }
+  CANON VI i(uint32_t bits) { return i_splat((int32_t)bits); }
 };
 
 // The first `count` lanes of p, the others zero; and the way back.
@@ -231,7 +231,6 @@ struct FiniteWatch {
     return most < 0x7F800000;
   }
 };
-CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFF) < 0x7F800000; }
 
 }  // namespace VOX_ISA
 }  // namespace vox

@@ -1,11 +1,9 @@
 // What a kernel is told: plain data, the same on every lane.
 #pragma once
-#include <stdint.h>
+#include "sizes.h"
 
 namespace vox {
 
-constexpr int64_t kChunk = 128;  // of C128 sums
-constexpr int64_t kBlock = 128;  // positions of a KV block
 constexpr int64_t kPanel = 16;   // columns of a packed weight that lie side by side
 
 enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2 };

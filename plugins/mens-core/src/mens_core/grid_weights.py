@@ -1,0 +1,115 @@
+"""Weights on a grid device: as they lie in the checkpoint, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.grid_device import Buffer, Device
+from mens_core.ops import Format, StoredTensor, is_quantised
+from vox_plugin_api.backend import BackendError
+
+__all__ = ["GridMatrix", "check_finite", "load_matrix", "stored_elements"]
+
+_ELEMENTS: dict[str, tuple[type[np.generic], int]] = {
+    "f32": (np.uint32, 0x7F800000),
+    "f16": (np.uint16, 0x7C00),
+    "bf16": (np.uint16, 0x7F80),
+}
+"""Bits of an element, and of its exponent."""
+
+_BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "q8_0": (32, 34, (0,)),
+    "q5_0": (32, 22, (0,)),
+    "q4_0": (32, 18, (0,)),
+    "q4_k": (256, 144, (0, 2)),
+    "q5_k": (256, 176, (0, 2)),
+    "q6_k": (256, 210, (208,)),
+}
+"""Weights and bytes of a block, and where its float16 scales lie."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GridMatrix:
+    """A weight [rows, columns], row by row, in its format."""
+
+    format: Format
+    rows: int
+    columns: int
+    block: int
+    """Columns that share a scale of the activations; 0 for float weights."""
+    buffer: Buffer
+
+
+def load_matrix(device: Device, stored: StoredTensor) -> GridMatrix:
+    """Copy a matrix to the device.
+
+    Raises:
+        BackendError: the bytes do not make the shape, or a weight or scale is not finite.
+    """
+    rows, columns = stored.shape if len(stored.shape) == 2 else (0, 0)
+    if not is_quantised(stored.format):
+        source = stored_elements(stored)
+        check_finite(source, stored)
+        return GridMatrix(stored.format, rows, columns, 0, device.put(source))
+    block, nbytes, scales = _BLOCKS[stored.format]
+    if columns % block or rows * columns // block * nbytes != stored.data.nbytes or rows * columns == 0:
+        raise _wrong_size(stored, rows * columns // block * nbytes)
+    blocks = np.frombuffer(stored.data, np.uint8).reshape(-1, nbytes)
+    for at in scales:
+        check_finite(np.ascontiguousarray(blocks[:, at : at + 2]).view(np.uint16), stored, exponent=0x7C00)
+    return GridMatrix(stored.format, rows, columns, block, device.put(blocks))
+
+
+def stored_elements(stored: StoredTensor) -> npt.NDArray[Any]:
+    """Return the elements of a float tensor as bits.
+
+    Raises:
+        BackendError: the tensor is quantised, or its bytes do not make the shape.
+    """
+    if is_quantised(stored.format):
+        raise BackendError(
+            "vector-format",
+            f"tensor {stored.name!r} must be a float vector; no model was loaded",
+            facts={"tensor": stored.name, "format": stored.format, "shape": list(stored.shape)},
+            remedy="import the model again from its source",
+        )
+    kind = np.dtype(_ELEMENTS[stored.format][0])
+    count = int(np.prod(stored.shape))
+    if stored.data.nbytes != count * kind.itemsize or count == 0:
+        raise _wrong_size(stored, count * kind.itemsize)
+    return np.frombuffer(stored.data, kind)
+
+
+def check_finite(elements: npt.NDArray[Any], stored: StoredTensor, *, exponent: int | None = None) -> None:
+    """Refuse a tensor with an infinity or NaN: an element whose exponent bits are all set.
+
+    Raises:
+        BackendError: `weights-not-finite`.
+    """
+    full = _ELEMENTS[stored.format][1] if exponent is None else exponent
+    if np.any((elements & elements.dtype.type(full)) == full):
+        raise BackendError(
+            "weights-not-finite",
+            f"tensor {stored.name!r} holds an infinity or NaN; no model was loaded",
+            facts={"tensor": stored.name},
+            remedy="import the model again from its source",
+        )
+
+
+def _wrong_size(stored: StoredTensor, expected: int) -> BackendError:
+    return BackendError(
+        "tensor-size",
+        f"tensor {stored.name!r} does not have the bytes its shape needs; no model was loaded",
+        facts={
+            "tensor": stored.name,
+            "format": stored.format,
+            "shape": list(stored.shape),
+            "expected_bytes": expected,
+            "found_bytes": stored.data.nbytes,
+        },
+        remedy="import the model again from its source",
+    )

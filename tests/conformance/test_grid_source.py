@@ -1,0 +1,92 @@
+"""The text of the grid kernels: one source, self-contained, and what the GPU compilers say of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from grid_shim import build as shim
+from mens_core.kernel_source import CUDA_OPTIONS, grid_source
+
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def metal_text() -> str:
+    if shim.compiler() is None:
+        pytest.skip("needs a C++ compiler or the ziglang wheel")
+    return shim.preprocessed(grid_source("metal"), "metal")
+
+
+@pytest.mark.parametrize("target, allowed", [("cuda", {"<stdint.h>"}), ("metal", {"<metal_stdlib>"})])
+def test_nothing_is_included_but_the_target_s_own(target, allowed):
+    source = grid_source(target)
+    # canon.h's branch for the CPU is in the text; it is not compiled.
+    included = set(re.findall(r"#include (\S+)", source)) - {"<stddef.h>"}
+    assert '"' not in "".join(included)
+    assert included <= {"<stdint.h>", "<metal_stdlib>"}
+    assert allowed <= included
+
+
+def test_both_targets_get_the_same_text():
+    cuda, metal = grid_source("cuda"), grid_source("metal")
+    assert cuda.splitlines()[1:] == metal.splitlines()[1:]
+
+
+def test_metal_text_has_nothing_without_defined_bits():
+    """No library function but fma and sqrt, no double, no sum across a SIMD group, no atomics."""
+    text = metal_text()
+    assert set(re.findall(r"\bmetal::([\w:]+)", text)) == {
+        "fma",
+        "precise::sqrt",
+        "threadgroup_barrier",
+        "mem_flags::mem_threadgroup",
+    }
+    assert not re.search(r"\b(double|simd_\w+|atomic\w*|rsqrt|__(?!attribute__)\w+)\b", text)
+    assert "using namespace metal" not in text
+    # Read by the compiler as decimals: whole numbers only, which every compiler reads alike.
+    assert set(re.findall(r"\b\d+\.\d+f?\b", text)) <= {"0.0f"}
+
+
+def test_every_pointer_of_the_metal_text_has_an_address_space():
+    text = metal_text()
+    bare = [
+        line.strip()
+        for line in text.splitlines()
+        for found in re.findall(r"(\w+\s+)?\b(?:const\s+)?(?:float|u?int\d+_t|typename F::Stored)\s*\*", line)
+        if found.strip() not in ("device", "threadgroup", "constant", "const")
+    ]
+    assert not bare
+
+
+def test_no_name_is_a_word_of_metal():
+    """`half` is a type and `thread` an address space there; a C++ compiler doesn't mind."""
+    text = re.sub(r"\[\[.*?\]\]", "", metal_text())
+    for word in ("constant", "device", "threadgroup", "kernel", "thread", "vertex", "fragment", "sampler"):
+        assert not re.search(rf"[.\s]{word}\s*[;=),\[]", text), word
+    for word in ("half", "bfloat", "uint", "uchar", "ushort", "ulong", "patch", "visible", "object", "mesh"):
+        assert not re.search(rf"\b{word}\b", text), word
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_nvcc_compiles_it(tmp_path, arch):
+    if NVCC is None:
+        pytest.skip("needs nvcc")
+    file, ptx = tmp_path / "grid.cu", tmp_path / "grid.ptx"
+    file.write_text(grid_source("cuda"))
+    done = subprocess.run(
+        [NVCC, "-ptx", f"-arch={arch}", *CUDA_OPTIONS, "-Werror=all-warnings", str(file), "-o", str(ptx)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = ptx.read_text()
+    assert text.count(".visible .entry") > 30
+    # Every operation that rounds is the correctly rounded one, flushing; nothing is approximate.
+    operations = set(
+        re.findall(r"\b((?:add|sub|mul|fma|div|sqrt|rcp|ex2|lg2|rsqrt|mad)\.\S*f(?:32|64))\b", text)
+    )
+    assert "fma.rn.ftz.f32" in operations
+    assert operations <= {f"{name}.rn.ftz.f32" for name in ("add", "sub", "mul", "fma", "div", "rcp", "sqrt")}

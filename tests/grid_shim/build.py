@@ -1,0 +1,142 @@
+"""Compiles the grid kernels, in their Metal or CUDA form, as C++ that runs on the CPU.
+
+The text is what the GPU's compiler would get: `grid_source`, preprocessed. Two things are changed in it,
+by name: arrays of threadgroup memory become static and watched, and a table of the kernels is added.
+Contraction is on unless the text (Metal) or the options (CUDA) switch it off, as on the GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mens_core.kernel_source import CUDA_OPTIONS, Target
+
+HERE = Path(__file__).resolve().parent
+RUNNER = HERE / "runner.cpp"
+NATIVE = HERE.parents[1] / "plugins/mens-cpu-ref/native"
+
+_SHARED = {"metal": "threadgroup", "cuda": "__shared__"}
+_KERNEL = re.compile(r"\b(?:kernel|__global__) void (vox_\w+)\((.*?)\) \{", re.DOTALL)
+_CONTRACT_OFF = "#pragma METAL fp contract(off)"
+
+
+def compiler() -> list[str] | None:
+    """The machine's C++ compiler, else zig's; None where there is neither."""
+    found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if found is not None:
+        return [found]
+    try:
+        import ziglang  # noqa: F401
+    except ImportError:
+        return None
+    return [sys.executable, "-m", "ziglang", "c++"]
+
+
+def preprocessed(source: str, target: Target) -> str:
+    """The plain Metal or CUDA text: no macro of ours, no include."""
+    command = compiler()
+    assert command is not None
+    # The target's own headers stay out: they are not preprocessed, but stood in for.
+    lines = [line for line in source.splitlines() if not line.startswith("#include <")]
+    done = subprocess.run(
+        [*command, "-x", "c++", "-E", "-P", "-"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def build(
+    folder: Path,
+    source: str,
+    target: Target,
+    options: Sequence[str] = CUDA_OPTIONS,
+    units: Sequence[Path] = (RUNNER,),
+    optimise: str = "-O1",
+) -> Path:
+    """Return a shared library with `shim_run` and what the `units` export; made once per text."""
+    text = preprocessed(source, target)
+    off = _CONTRACT_OFF in source if target == "metal" else "--fmad=false" in options
+    contract = "off" if off else "fast"
+    unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])
+    name = hashlib.sha256("\n".join([unit, contract, optimise, *map(str, units)]).encode()).hexdigest()[:16]
+    library = folder / f"{target}-{name}.so"
+    if library.exists():
+        return library
+    written = folder / f"{target}-{name}.cpp"
+    written.write_text(unit)
+    command = compiler()
+    assert command is not None
+    flags = ["-std=c++17", optimise, "-fPIC", "-shared", "-w", f"-ffp-contract={contract}"]
+    flags += ["-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags.append("-mfma")
+    done = subprocess.run(
+        [*command, *flags, f"-I{HERE}", f"-I{NATIVE}", str(written), *map(str, units), "-o", str(library)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"the {target} form of the grid kernels does not compile as C++:\n{done.stderr[:6000]}"
+        )
+    return library
+
+
+def _prelude(target: Target) -> str:
+    return '#include "metal_stdlib"' if target == "metal" else '#include "cuda_builtins.h"'
+
+
+def _watched(text: str, target: Target) -> str:
+    declaration = re.compile(rf"\b{_SHARED[target]} (\w+) (\w+)\[(\w+)\];")
+    return declaration.sub(r"static vox_shim::Shared<\1, \3> \2;", text)
+
+
+def _table(text: str, target: Target) -> str:
+    calls, entries = [], []
+    for name, parameters in _KERNEL.findall(text):
+        buffers = [p for p in _split(parameters) if not p.startswith("uint3 ")]
+        arguments = [_argument(p, i) for i, p in enumerate(buffers)]
+        if target == "metal":
+            arguments += [
+                "{p.group_x * vox_shim::kGroup + p.local, p.group_y, 0}",
+                "{p.group_x, p.group_y, 0}",
+                "{p.local, 0, 0}",
+            ]
+        calls.append(
+            f"static void call_{name}(void* const* b, const vox_shim::Place& p) "
+            f"{{ {name}({', '.join(arguments)}); }}"
+        )
+        entries.append(f'{{"{name}", call_{name}, {len(buffers)}, sizeof({_kind(buffers[-1])})}}')
+    return "\n".join(
+        [
+            *calls,
+            f"namespace vox_shim {{ const Kernel kKernels[] = {{{', '.join(entries)}}};",
+            f"const int kKernelCount = {len(entries)}; }}",
+        ]
+    )
+
+
+def _split(parameters: str) -> list[str]:
+    return [" ".join(p.split()) for p in parameters.split(",")]
+
+
+def _argument(parameter: str, number: int) -> str:
+    """How a parameter is passed on, from its declaration."""
+    kind = _kind(parameter)
+    return f"({kind})b[{number}]" if kind.endswith("*") else f"*({kind}*)b[{number}]"
+
+
+def _kind(parameter: str) -> str:
+    """The type of a parameter without address space, reference and name."""
+    declared = re.sub(r"\[\[.*?\]\]", "", parameter).replace("device ", "").replace("constant ", "")
+    return declared.strip().rpartition(" ")[0].rstrip("& ")

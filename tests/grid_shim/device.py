@@ -1,0 +1,86 @@
+"""A `grid_device.Device` that runs the kernels on the CPU, for tests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.grid_device import Launch
+
+__all__ = ["LaunchError", "ShimDevice", "native_angles"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class LaunchError(Exception):
+    """A kernel touched memory that is not its own, or lost a thread at a barrier."""
+
+
+class ShimDevice:
+    """Buffers are byte arrays; a launch copies them into guarded memory and back.
+
+    Args:
+        library: what `build.build` made.
+        flush: whether subnormals are flushed, as on every GPU that we support.
+        order: in which the threads of a group run between barriers: 0 ascending, 1 descending.
+        at_end: which side of a buffer is guarded to the byte.
+        watch: told of every launch after it ran, with the buffers as they were before.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        *,
+        flush: bool = True,
+        order: int = 0,
+        at_end: bool = True,
+        watch: Callable[[Launch, list[Bytes]], None] | None = None,
+    ) -> None:
+        self._run = ctypes.CDLL(str(library)).shim_run
+        self._modes = (int(at_end), order, int(flush))
+        self._watch = watch
+
+    def put(self, array: npt.NDArray[Any]) -> Bytes:
+        return np.frombuffer(bytearray(np.ascontiguousarray(array).tobytes()), np.uint8)
+
+    def zeros(self, nbytes: int) -> Bytes:
+        return np.zeros(nbytes, np.uint8)
+
+    def get(self, buffer: Bytes, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return buffer.view(dtype).reshape(shape).copy()
+
+    def launch(self, launch: Launch) -> None:
+        before = [buffer.copy() for buffer in launch.buffers] if self._watch is not None else []
+        buffers = [*launch.buffers, np.frombuffer(bytearray(launch.constants), np.uint8)]
+        count = len(buffers)
+        pointers = (ctypes.c_void_p * count)(*(buffer.ctypes.data for buffer in buffers))
+        sizes = (ctypes.c_int64 * count)(*(buffer.nbytes for buffer in buffers))
+        message = ctypes.create_string_buffer(400)
+        x, y = (ctypes.c_int64(n) for n in launch.threads)
+        code = self._run(
+            launch.kernel.encode(), pointers, sizes, count, x, y, *self._modes, message, len(message)
+        )
+        if code != 0:
+            raise LaunchError(message.value.decode())
+        if self._watch is not None:
+            self._watch(launch, before)
+
+
+def native_angles(functions: Any) -> Callable[[npt.NDArray[np.uint64], int, int], npt.NDArray[np.float32]]:
+    """`MakeAngles` over the CPU lane's native functions."""
+
+    def make(frequencies: npt.NDArray[np.uint64], factor: int, first: int) -> npt.NDArray[np.float32]:
+        pairs = len(frequencies)
+        table = np.empty((128, 2, pairs), np.float32)
+        low = (1 << 64) - 1
+        functions["rotary"](
+            frequencies.ctypes.data, pairs, factor & low, factor >> 64, first, 128, table.ctypes.data
+        )
+        return table
+
+    return make

@@ -1,0 +1,222 @@
+#include "runner.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#include "flush.h"
+
+namespace vox_shim {
+namespace {
+
+// --- threads of a group ----------------------------------------------------------------------
+
+constexpr size_t kStackBytes = 64 << 10;
+enum class State { waiting, running, at_barrier, ended };
+struct Fiber {
+  jmp_buf here;
+  State state;
+  char* stack;
+  bool made;
+};
+Fiber g_fibers[kGroup];
+jmp_buf g_scheduler;
+int g_current;
+
+const Kernel* g_kernel;
+void* const* g_buffers;
+Place g_place;
+
+// A fiber serves one thread after another: this never returns.
+void serve() {
+  for (;;) {
+    Fiber& me = g_fibers[g_current];
+    const Place place = g_place;
+    g_kernel->call(g_buffers, place);
+    me.state = State::ended;
+    if (_setjmp(me.here) == 0) _longjmp(g_scheduler, 1);
+  }
+}
+
+void resume(int thread) {
+  Fiber& fiber = g_fibers[thread];
+  g_current = thread;
+  g_place.local = static_cast<uint32_t>(thread);
+  if (_setjmp(g_scheduler) != 0) return;
+  if (fiber.made) _longjmp(fiber.here, 1);
+  if (fiber.stack == nullptr) fiber.stack = static_cast<char*>(malloc(kStackBytes));
+  fiber.made = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack;
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, serve, 0);
+  setcontext(&context);
+}
+
+// --- shared memory ------------------------------------------------------------------------------
+
+constexpr int kPoison = 0x7F;  // as a float or an integer: huge, so that no maximum or sum hides it
+struct Piece {
+  void* memory;
+  size_t bytes;
+};
+std::vector<Piece>& pieces() {
+  static std::vector<Piece> all;
+  return all;
+}
+
+// --- buffers -----------------------------------------------------------------------------------------
+
+// A buffer lies against a page that no one may touch, at its end or at its start, amid a wide stretch of
+// such pages: what a kernel reads or writes outside it stops the kernel.
+constexpr size_t kGuard = size_t{256} << 20;
+constexpr size_t kPage = 4096;
+struct Guarded {
+  char* region;
+  size_t region_bytes;
+  char* data;
+  size_t bytes;
+};
+
+Guarded guarded(size_t bytes, bool at_end) {
+  const size_t pages = (bytes + kPage - 1) / kPage * kPage;
+  Guarded g{nullptr, pages + 2 * kGuard, nullptr, bytes};
+  void* region = mmap(nullptr, g.region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (region == MAP_FAILED) return g;
+  g.region = static_cast<char*>(region);
+  if (pages > 0 && mprotect(g.region + kGuard, pages, PROT_READ | PROT_WRITE) != 0) return g;
+  g.data = g.region + kGuard + (at_end ? pages - bytes : 0);
+  return g;
+}
+
+sigjmp_buf g_stop;
+char* g_fault_address;
+const char* g_complaint;
+void on_fault(int, siginfo_t* info, void*) {
+  g_fault_address = static_cast<char*>(info->si_addr);
+  siglongjmp(g_stop, 1);
+}
+[[noreturn]] void complain(const char* what) {
+  g_complaint = what;
+  siglongjmp(g_stop, 2);
+}
+
+void run_group(int order) {
+  for (const Piece& piece : pieces()) memset(piece.memory, kPoison, piece.bytes);
+  for (Fiber& fiber : g_fibers) fiber.state = State::waiting;
+  for (;;) {
+    int ended = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      const int thread = order == 0 ? i : kGroup - 1 - i;
+      if (g_fibers[thread].state == State::ended) return complain("a thread ended before a barrier of its group");
+      g_fibers[thread].state = State::running;
+      resume(thread);
+      ended += g_fibers[thread].state == State::ended;
+    }
+    if (ended == kGroup) return;
+    if (ended != 0) complain("a thread ended before a barrier of its group");
+  }
+}
+
+}  // namespace
+
+const Place& current() { return g_place; }
+
+void barrier() {
+  Fiber& me = g_fibers[g_current];
+  me.state = State::at_barrier;
+  if (_setjmp(me.here) == 0) _longjmp(g_scheduler, 1);
+}
+
+void register_shared(void* memory, size_t bytes) {
+  memset(memory, kPoison, bytes);
+  pieces().push_back({memory, bytes});
+}
+void shared_out_of_bounds() { complain("shared memory was used outside its bounds"); }
+
+}  // namespace vox_shim
+
+// Runs a kernel over a grid. `buffers` are copied into guarded memory and back; `at_end` says which side is
+// guarded to the byte; `order` 0 or 1 is the order in which a group's threads run between barriers;
+// `flush` is the floating-point environment. Returns 0, or 1 with what went wrong in `message`.
+extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, int count, int64_t threads_x,
+                        int64_t threads_y, int at_end, int order, int flush, char* message, int message_bytes) {
+  using namespace vox_shim;
+  g_kernel = nullptr;
+  for (int i = 0; i < kKernelCount; ++i)
+    if (strcmp(kKernels[i].name, name) == 0) g_kernel = &kKernels[i];
+  if (g_kernel == nullptr || g_kernel->buffers != count) {
+    snprintf(message, message_bytes, "%s: no such kernel with %d buffers", name, count);
+    return 1;
+  }
+  std::vector<Guarded> memory;
+  std::vector<void*> data;
+  for (int i = 0; i < count; ++i) {
+    memory.push_back(guarded(static_cast<size_t>(bytes[i]), at_end != 0));
+    if (memory.back().data == nullptr) {
+      snprintf(message, message_bytes, "%s: no memory for buffer %d", name, i);
+      return 1;
+    }
+    memcpy(memory.back().data, buffers[i], memory.back().bytes);
+    data.push_back(memory.back().data);
+  }
+  g_buffers = data.data();
+
+  static char alternate[64 << 10];
+  stack_t stack = {}, old_stack;
+  stack.ss_sp = alternate;
+  stack.ss_size = sizeof alternate;
+  sigaltstack(&stack, &old_stack);
+  struct sigaction action = {}, old_segv, old_bus;
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &old_segv);
+  sigaction(SIGBUS, &action, &old_bus);
+  g_fault_address = nullptr;
+  g_complaint = nullptr;
+  volatile int result = 0;
+  {
+    vox::FlushScope* volatile scope = flush != 0 ? new vox::FlushScope : nullptr;
+    if (sigsetjmp(g_stop, 1) == 0) {
+      const int64_t groups_x = (threads_x + kGroup - 1) / kGroup;
+      for (int64_t y = 0; y < threads_y; ++y)
+        for (int64_t x = 0; x < groups_x; ++x) {
+          g_place = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), 0};
+          run_group(order);
+        }
+    } else {
+      result = 1;
+      for (Fiber& fiber : g_fibers) fiber.made = false;  // left where they were
+    }
+    delete scope;
+  }
+  sigaction(SIGSEGV, &old_segv, nullptr);
+  sigaction(SIGBUS, &old_bus, nullptr);
+  sigaltstack(&old_stack, nullptr);
+
+  if (result != 0) {
+    int written = snprintf(message, message_bytes, "%s, group (%u, %u), thread %u: ", name, g_place.group_x,
+                           g_place.group_y, g_place.local);
+    const char* what = g_complaint != nullptr ? g_complaint : "touched memory that is no buffer's";
+    for (int i = 0; i < count && g_complaint == nullptr; ++i)
+      if (g_fault_address >= memory[i].region && g_fault_address < memory[i].region + memory[i].region_bytes) {
+        snprintf(message + written, message_bytes - written, "byte %lld of buffer %d, which has %lld",
+                 static_cast<long long>(g_fault_address - memory[i].data), i, static_cast<long long>(bytes[i]));
+        what = nullptr;
+      }
+    if (what != nullptr) snprintf(message + written, message_bytes - written, "%s", what);
+  }
+  for (int i = 0; i < count; ++i) {
+    if (result == 0) memcpy(buffers[i], memory[i].data, memory[i].bytes);
+    munmap(memory[i].region, memory[i].region_bytes);
+  }
+  return result;
+}
