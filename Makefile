@@ -52,7 +52,7 @@ $(TEST_STAMP): $(HOST_STAMP) tests/requirements.txt
 native: $(TEST_STAMP)
 	@$(BIN)/python plugins/mens-cpu-ref/build_native.py
 
-demo-file: $(HOST_STAMP)
+demo-file: $(TEST_STAMP)
 	@$(BIN)/python tests/fixtures/demo_model.py
 
 test: lint types native demo-file $(WHEELS_STAMP)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
 REFERENCE = "".join(
     (ROOT / "plugins/mens-cpu-ref/native" / name).read_text(encoding="utf-8")
-    for name in ("reference_math.h", "reference.cpp", "backward_reference.cpp")
+    for name in ("reference_math.h", "reference.cpp", "backward_reference.cpp", "update_reference.cpp")
 )
 SIGN = 0x80000000
 ONE = 0x3F800000

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,9 @@ def to_float32(stored: StoredTensor) -> Array:
 
 
 class NumpyLane(Ops):
+    float: type[np.floating[Any]] = F32
+    """What it computes in; float64_lane has more bits."""
+
     def __init__(self) -> None:
         self._faults: list[Fault] = []
 
@@ -67,22 +71,22 @@ class NumpyLane(Ops):
         bad = np.flatnonzero(~np.isfinite(y).all(axis=1))
         if len(bad):
             self._faults.append(Fault(name, tuple(bad.tolist())))
-        assert y.dtype == F32, (name, y.dtype)
+        assert y.dtype == self.float, (name, y.dtype)
         return y
 
     # --- memory
 
     def load_matrix(self, stored: StoredTensor) -> Array:
-        return to_float32(stored)
+        return to_float32(stored).astype(self.float, copy=False)
 
     def load_vector(self, stored: StoredTensor, *, plus_one: bool = False) -> Array:
-        vector = to_float32(stored)
-        return vector + F32(1) if plus_one else vector
+        vector = to_float32(stored).astype(self.float, copy=False)
+        return vector + self.float(1) if plus_one else vector
 
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> Cache:
         # Not zeros: reading a position that was never written must show.
         shape = (layers, blocks, BLOCK, kv_heads, head_dim)
-        return Cache(np.full(shape, np.nan, F32), np.full(shape, np.nan, F32))
+        return Cache(np.full(shape, np.nan, self.float), np.full(shape, np.nan, self.float))
 
     def rotary_table(self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None) -> Rotary:
         return Rotary(frequencies, attention_factor)
@@ -98,13 +102,13 @@ class NumpyLane(Ops):
 
     def embed(self, table: Array, token_ids: Ints, scale: float | None, *, name: str) -> Array:
         rows = table[token_ids]
-        return self._checked(name, rows if scale is None else rows * F32(scale))
+        return self._checked(name, rows if scale is None else rows * self.float(scale))
 
     def linear(self, x: Array, weight: Array, *, name: str) -> Array:
         return self._checked(name, x @ weight.T)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
-        inverse = F32(1) / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=F32) + F32(eps))
+        inverse = self.float(1) / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=self.float) + self.float(eps))
         return self._checked(name, x * inverse * weight)
 
     def head_norm(self, x: Array, weight: Array, heads: int, eps: float, *, name: str) -> Array:
@@ -134,7 +138,7 @@ class NumpyLane(Ops):
     def attention(
         self, q: Array, cache: Cache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
     ) -> Array:
-        out = np.empty((len(q), spec.heads, spec.head_dim), F32)
+        out = np.empty((len(q), spec.heads, spec.head_dim), self.float)
         group = spec.heads // spec.kv_heads
         for s in range(len(batch.starts) - 1):
             rows = slice(int(batch.starts[s]), int(batch.starts[s + 1]))
@@ -144,19 +148,19 @@ class NumpyLane(Ops):
             k = cache.k[layer, blocks].reshape(-1, spec.kv_heads, spec.head_dim)[:seen]
             v = cache.v[layer, blocks].reshape(-1, spec.kv_heads, spec.head_dim)[:seen]
             queries = q[rows].reshape(-1, spec.kv_heads, group, spec.head_dim)
-            scores = np.einsum("ngjc,tgc->ngjt", queries, k) * F32(spec.scale)
+            scores = np.einsum("ngjc,tgc->ngjt", queries, k) * self.float(spec.scale)
             if spec.softcap is not None:
-                scores = F32(spec.softcap) * np.tanh(scores / F32(spec.softcap))
+                scores = self.float(spec.softcap) * np.tanh(scores / self.float(spec.softcap))
             distance = positions[:, None] - np.arange(seen)[None, :]
             visible = distance >= 0
             if spec.window is not None:
                 visible &= distance < spec.window
-            scores = np.where(visible[:, None, None, :], scores, F32(-np.inf))
+            scores = np.where(visible[:, None, None, :], scores, self.float(-np.inf))
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             # What is masked takes no part, be it NaN: 0 * NaN would let it in.
             broken = ~np.isfinite(v).all(axis=(1, 2))
-            mixed = np.einsum("ngjt,tgc->ngjc", weights, np.where(broken[:, None, None], F32(0), v))
+            mixed = np.einsum("ngjt,tgc->ngjc", weights, np.where(broken[:, None, None], self.float(0), v))
             mixed[(visible & broken).any(axis=1)] = np.nan
             out[rows] = mixed.reshape(-1, spec.heads, spec.head_dim)
         return self._checked(name, out.reshape(q.shape))
@@ -166,14 +170,14 @@ class NumpyLane(Ops):
 
     def silu_gate(self, gate: Array, up: Array, *, name: str) -> Array:
         with np.errstate(over="ignore"):
-            return self._checked(name, gate / (F32(1) + np.exp(-gate)) * up)
+            return self._checked(name, gate / (self.float(1) + np.exp(-gate)) * up)
 
     def gelu_gate(self, gate: Array, up: Array, *, name: str) -> Array:
-        u = F32(0.7978845608028654) * (gate + F32(0.044715) * gate * gate * gate)
-        return self._checked(name, F32(0.5) * gate * (F32(1) + np.tanh(u)) * up)
+        u = self.float(0.7978845608028654) * (gate + self.float(0.044715) * gate * gate * gate)
+        return self._checked(name, self.float(0.5) * gate * (self.float(1) + np.tanh(u)) * up)
 
     def softcap(self, x: Array, cap: float, *, name: str) -> Array:
-        return self._checked(name, F32(cap) * np.tanh(x / F32(cap)))
+        return self._checked(name, self.float(cap) * np.tanh(x / self.float(cap)))
 
     def take_rows(self, x: Array, rows: Ints) -> Array:
         return x[rows]
@@ -187,13 +191,13 @@ class NumpyLane(Ops):
         logits[row, token_ids] = np.where(x > 0, x / repetition, x * repetition) - subtract
 
     def argmax(self, logits: Array) -> Ints:
-        return np.argmax(logits + F32(0), axis=1).astype(np.int32)
+        return np.argmax(logits + self.float(0), axis=1).astype(np.int32)
 
     def token_weights(self, logits: Array, row: int, temperature: float) -> npt.NDArray[np.uint64]:
         x = logits[row]
-        weights = np.exp((x - x.max()) / F32(temperature))
+        weights = np.exp((x - x.max()) / self.float(temperature))
         return np.floor(weights.astype(np.float64) * 2.0**32).astype(np.uint64)
 
     def log_normaliser(self, logits: Array) -> Array:
         top = logits.max(axis=1)
-        return top + np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=F32))
+        return top + np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=self.float))

@@ -13,7 +13,8 @@ respect to an operator's output y. Base weights are frozen: they have no gradien
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,10 @@ class AdamW:
     """1 - beta1^t, t counting from 1."""
     correction2: float
     """1 - beta2^t."""
+
+    def in_order(self) -> tuple[float, ...]:
+        """Return the nine constants in the order of the fields."""
+        return astuple(self)
 
 
 class TrainingOps(Ops):
@@ -141,6 +146,10 @@ class TrainingOps(Ops):
     def put_rows(self, x: Tensor, rows: Ints, count: int) -> Tensor:
         """[L, D] to [count, D]: row i goes to rows[i] (ascending, distinct), all others are +0."""
 
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """[L1, D], [L2, D], ... one below the other; exact, so a lane may do it without the host."""
+        return self.from_host(np.concatenate([self.to_host(part) for part in parts]))
+
     # --- loss -----------------------------------------------------------------------------------
 
     @abstractmethod
@@ -155,7 +164,7 @@ class TrainingOps(Ops):
 
     @abstractmethod
     def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
-        """x * factor, one rounding."""
+        """x * factor, one rounding; the average over a step is `scale` by 1 / its trained tokens."""
 
     @abstractmethod
     def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
@@ -173,12 +182,17 @@ class TrainingOps(Ops):
         """
 
     @abstractmethod
-    def embed_backward(self, dy: Tensor, token_ids: Ints, starts: Ints, rows: int, *, name: str) -> Tensor:
-        """Gradient [E, rows, D] of a table's rows, per example: C128 over the positions that took the row."""
+    def embed_backward(
+        self, dy: Tensor, token_ids: Ints, starts: Ints, rows: int, *, name: str
+    ) -> list[Tensor]:
+        """Gradient [rows, D] of a table, one per example: C128 over the positions that took the row."""
 
     @abstractmethod
-    def example_products(self, a: Tensor, b: Tensor, starts: Ints, *, name: str) -> Tensor:
-        """Per example, a^T b by C128 over its rows, chunks restarting at each example: [E, P, Q]."""
+    def example_products(self, a: Tensor, b: Tensor, starts: Ints, *, name: str) -> list[Tensor]:
+        """a^T b [P, Q], one per example, by C128 over its rows: chunks restart at each example.
+
+        The E gradients are leaves of the step's tree (`mens_core.example_tree`), which sums with `add`.
+        """
 
     # --- the update ------------------------------------------------------------------------------
 

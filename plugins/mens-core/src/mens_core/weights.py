@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from mens_core.config import ModelConfig
+from mens_core.models.linear import Linear
 from mens_core.ops import Format, Matrix, Ops, StoredTensor, Tensor
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint
@@ -154,6 +155,11 @@ class Weights:
         loaded = self._ops.load_matrix(self._stored(tensor))
         self._checkpoint.release(tensor.name)
         return loaded
+
+    def linear(self, name: str) -> Linear:
+        """Load the matrix called `name` as a linear layer of that name."""
+        rows, columns = self._plan.tensors[f"{name}.weight"].shape
+        return Linear(name, self.matrix(name), (rows, columns))
 
     def norm(self, name: str) -> Tensor:
         """Load the weight of the norm called `name`, with the family's 1 added if it lacks it."""

@@ -11,6 +11,7 @@
 #include "../abi.h"
 #include "../backward_abi.h"
 #include "../quant_abi.h"
+#include "../update_abi.h"
 
 namespace {
 
@@ -79,6 +80,11 @@ void linear(int32_t format, int64_t rows) {
   compare(name, static_cast<size_t>(rows * outputs),
           [&](float* out) { return vox_linear(format, pk.data(), outputs, inputs, x.data(), rows, out); },
           [&](float* out) { return ref_linear(format, pr.data(), outputs, inputs, x.data(), rows, out); });
+  const Floats dy = numbers(static_cast<size_t>(rows * outputs));
+  snprintf(name, sizeof name, "backward/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * inputs),
+          [&](float* out) { return vox_linear_backward(format, pk.data(), outputs, inputs, dy.data(), rows, out); },
+          [&](float* out) { return ref_linear_backward(format, pr.data(), outputs, inputs, dy.data(), rows, out); });
   const int32_t ids[3] = {44, 0, 17};
   snprintf(name, sizeof name, "embed/%d", format);
   compare(name, static_cast<size_t>(3 * inputs),
@@ -166,6 +172,50 @@ void quantised(int32_t format, int64_t rows) {
                vox_quant_linear),
           side(ref_quant_pack, ref_quant_packed_bytes, ref_quant_activation_bytes, ref_quant_activations,
                ref_quant_linear));
+  const Floats dy = numbers(static_cast<size_t>(rows * outputs));
+  const auto backward = [&](auto pack, auto packed_bytes, auto product) {
+    return [=, &file, &dy](float* out) {
+      std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, outputs, columns)) + 64);
+      pack(format, file.data(), outputs, columns, packed.data());
+      return product(format, packed.data(), outputs, columns, dy.data(), rows, out);
+    };
+  };
+  snprintf(name, sizeof name, "q backward/%d/%d", format, static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * columns),
+          backward(vox_quant_pack, vox_quant_packed_bytes, vox_quant_linear_backward),
+          backward(ref_quant_pack, ref_quant_packed_bytes, ref_quant_linear_backward));
+}
+
+// Loss, gradients of parameters and update, on examples of 130, 0 and 71 rows.
+void training() {
+  const int32_t starts[4] = {0, 130, 130, 201};
+  std::vector<int32_t> positions, examples, ids;
+  for (int32_t r = 0; r < 201; ++r) {
+    positions.push_back(r < 130 ? 3 * r : r);
+    examples.push_back(r < 130 ? 0 : 2);
+    ids.push_back(static_cast<int32_t>(word() >> 29));
+  }
+  const Floats a = numbers(201 * 21), b = numbers(201 * 75);
+  COMPARE("example_products", 3 * 21 * 75, example_products, a.data(), b.data(), starts, 3, 21, 75);
+  COMPARE("example_products", 3 * 21 * 75, example_products, b.data(), a.data(), starts, 3, 75, 21);
+  COMPARE("embed_backward", 3 * 8 * 75, embed_backward, b.data(), ids.data(), starts, 3, 8, 75);
+  COMPARE("example_sums", 3, example_sums, a.data(), positions.data(), starts, 3);
+  COMPARE("scale", b.size(), scale, b.data(), 201, 75, 0.3f);
+  COMPARE("add_scaled", 201 * 21, add_scaled, a.data(), b.data(), 201, 21, 0.3f);
+  COMPARE("dropout", b.size(), dropout, b.data(), positions.data(), examples.data(), 201, 75, 0x123456789abcdefu, 7u, 9u,
+          0x40000000u, 4.0f / 3);
+  COMPARE("sum_of_squares", 1, sum_of_squares, b.data(), static_cast<int64_t>(b.size()));
+  compare("cross_entropy", 201 * 76,
+          [&](float* out) { return vox_cross_entropy(b.data(), ids.data(), 201, 75, out, out + 201); },
+          [&](float* out) { return ref_cross_entropy(b.data(), ids.data(), 201, 75, out, out + 201); });
+  const float constants[9] = {3e-4f, 0.9f, 0.1f, 0.999f, 1e-3f, 1e-8f, 0.99f, 0.1f, 1e-3f};
+  const auto step = [&](auto adamw) {
+    return [=, &b](float* out) {
+      for (size_t i = 0; i < 3 * 1031; ++i) out[i] = i < 2 * 1031 ? b[i] : b[i] * b[i];
+      return adamw(out, b.data() + 5000, out + 1031, out + 2 * 1031, 1, 1031, constants);
+    };
+  };
+  compare("adamw", 3 * 1031, step(vox_adamw), step(ref_adamw));
 }
 
 void functions() {
@@ -224,6 +274,7 @@ int main(int, char** argv) {
   const int32_t slots[1] = {0}, places[3] = {0, 5, 127};
   COMPARE("rope_backward", 3 * 4 * 40, rope_backward, a.data(), 3, 4, 20, angles.data(), slots, 1, places);
   COMPARE("log_normaliser", 9, log_normaliser, a.data(), 9, 1031);
+  training();
   const uint64_t frequencies[6] = {0x7f09d5f47d4d3770u, 0x28be60db9391054au, 0x1234567u, 0x123456789abcdu,
                                    0xa09a1a14357au,     0x2f9794e242f2u};
   COMPARE("rotary", 128 * 2 * 3, rotary, frequencies, 3, 0, 1, 1 << 20, 128);

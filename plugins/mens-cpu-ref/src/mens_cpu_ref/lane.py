@@ -22,12 +22,12 @@ from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.rotary import RotaryTable
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["CpuOps", "FloatMatrix", "KvCache"]
+__all__ = ["FLOAT_FORMATS", "CpuOps", "FloatMatrix", "KvCache", "pack_floats"]
 
 _OUT_OF_MEMORY = -1
 _OUT_OF_RANGE = -2
 _PANEL = 16
-_FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
+FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
 _ELEMENT_TYPES: Sequence[type[np.generic]] = (np.uint32, np.uint16, np.uint16)
 
 
@@ -78,14 +78,10 @@ class CpuOps(Ops):
         if is_quantised(stored.format):
             return quantised.pack_matrix(self._functions, stored)
         rows, columns = stored.shape if len(stored.shape) == 2 else (0, 0)
-        number = _FLOAT_FORMATS[stored.format]
         source = _float_bytes(stored, rows * columns)
-        padded_rows = -(-rows // _PANEL) * _PANEL
-        packed = untouched_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
-        address = address_of(packed)
-        code = self._functions["pack"](number, address_of(source), rows, columns, address)
+        matrix, code = pack_floats(self._functions, FLOAT_FORMATS[stored.format], source, (rows, columns))
         _check_weights(code, stored, row=code - 1)
-        return FloatMatrix(number, rows, columns, packed, address)
+        return matrix
 
     def load_vector(self, stored: StoredTensor, *, plus_one: bool = False) -> Rows:
         """Take a float vector as f32."""
@@ -99,7 +95,7 @@ class CpuOps(Ops):
         length = stored.shape[0]
         source = _float_bytes(stored, length)
         vector = Rows(np.empty(length, np.float32))
-        number = _FLOAT_FORMATS[stored.format]
+        number = FLOAT_FORMATS[stored.format]
         code = self._functions["widen"](number, address_of(source), length, int(plus_one), vector.address)
         _check_weights(code, stored)
         return vector
@@ -383,6 +379,18 @@ class CpuOps(Ops):
             finite = np.isfinite(out.values).reshape(len(out.values), -1).all(axis=1)
             self._faults.append(Fault(name, tuple(int(row) for row in np.flatnonzero(~finite))))
         return out
+
+
+def pack_floats(
+    functions: Mapping[str, Function], number: int, source: npt.NDArray[Any], shape: tuple[int, ...]
+) -> tuple[FloatMatrix, int]:
+    """Pack elements of a format [rows, columns]; the code is 1 + the first row that is not finite."""
+    rows, columns = shape
+    padded_rows = -(-rows // _PANEL) * _PANEL
+    packed = untouched_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
+    address = address_of(packed)
+    code = functions["pack"](number, address_of(source), rows, columns, address)
+    return FloatMatrix(number, rows, columns, packed, address), code
 
 
 def _raise_for(code: int, name: str) -> None:

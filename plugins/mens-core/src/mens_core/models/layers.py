@@ -1,16 +1,20 @@
 """The parts that the families share: norms, attention, the gated MLP, embedding and head.
 
 Each part knows its weights, its constants and the names of what it makes; a family's own file
-says how they are joined. N rows go through every matmul in one call.
+says how they are joined. N rows go through every matmul in one call. A part's `backward` takes
+the gradient of its output and returns that of its input; it belongs to the pass that its
+`forward` ran in. Base weights are frozen and have no gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mens_core.config import Activation, AttentionKind, ModelConfig
-from mens_core.ops import AttentionSpec, Batch, KvCache, Matrix, Ops, RotaryTable, Tensor
+from mens_core.models.linear import Linear, Lora, adapted
+from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.ops import AttentionSpec, Matrix, Ops, RotaryTable, Tensor
 from mens_core.rotary import Rope, attention_factor, frequencies
 from mens_core.weights import Weights
 
@@ -30,9 +34,15 @@ class Norm:
         """Load the norm called `name`."""
         return cls(name, weights.norm(name), config.rms_eps)
 
-    def forward(self, ops: Ops, x: Tensor) -> Tensor:
+    def forward(self, run: ForwardPass, x: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
-        return ops.rms_norm(x, self.weight, self.eps, name=self.name)
+        run.keep(self.name, x)
+        return run.ops.rms_norm(x, self.weight, self.eps, name=self.name)
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """[N, D] to [N, D]."""
+        (x,) = run.kept(self.name)
+        return run.ops.rms_norm_backward(dy, x, self.weight, self.eps, name=f"{self.name}.backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,10 @@ class Attention:
     layer: int
     spec: AttentionSpec
     eps: float
-    q_proj: Matrix
-    k_proj: Matrix
-    v_proj: Matrix
-    o_proj: Matrix
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
     q_norm: Tensor
     k_norm: Tensor
     rotary: RotaryTable
@@ -56,37 +66,65 @@ class Attention:
     def load(cls, config: ModelConfig, weights: Weights, layer: int, rotary: RotaryTable) -> Attention:
         """Load the attention of one layer."""
         name = f"layers.{layer}.self_attn"
-        parts = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_rope", "k_rope", "attention", "o_proj")
+        parts = ("q_norm", "k_norm", "q_rope", "k_rope", "attention")
         return cls(
             name=name,
             layer=layer,
             spec=config.attention(layer),
             eps=config.rms_eps,
-            q_proj=weights.matrix(f"{name}.q_proj"),
-            k_proj=weights.matrix(f"{name}.k_proj"),
-            v_proj=weights.matrix(f"{name}.v_proj"),
-            o_proj=weights.matrix(f"{name}.o_proj"),
+            q_proj=weights.linear(f"{name}.q_proj"),
+            k_proj=weights.linear(f"{name}.k_proj"),
+            v_proj=weights.linear(f"{name}.v_proj"),
+            o_proj=weights.linear(f"{name}.o_proj"),
             q_norm=weights.norm(f"{name}.q_norm"),
             k_norm=weights.norm(f"{name}.k_norm"),
             rotary=rotary,
             names={part: f"{name}.{part}" for part in parts},
         )
 
-    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
-        """[N, D] to [N, D]; the rows' keys and values are in `cache` afterwards."""
-        names, spec, positions = self.names, self.spec, batch.positions
-        q, k, v = ops.linear_many(
-            x,
-            (self.q_proj, self.k_proj, self.v_proj),
-            names=(names["q_proj"], names["k_proj"], names["v_proj"]),
-        )
+    def forward(self, run: ForwardPass, x: Tensor) -> Tensor:
+        """[N, D] to [N, D]; the rows' keys and values are in the cache afterwards."""
+        names, spec, ops, positions = self.names, self.spec, run.ops, run.batch.positions
+        q, k, v = run.linears((self.q_proj, self.k_proj, self.v_proj), x)
+        run.keep(self.name, q, k)
         q = ops.head_norm(q, self.q_norm, spec.heads, self.eps, name=names["q_norm"])
         k = ops.head_norm(k, self.k_norm, spec.kv_heads, self.eps, name=names["k_norm"])
         q = ops.rope(q, spec.heads, self.rotary, positions, name=names["q_rope"])
         k = ops.rope(k, spec.kv_heads, self.rotary, positions, name=names["k_rope"])
-        ops.kv_append(cache, self.layer, k, v, batch)
-        mixed = ops.attention(q, cache, self.layer, batch, spec, name=names["attention"])
-        return ops.linear(mixed, self.o_proj, name=names["o_proj"])
+        run.kv_append(self.layer, k, v)
+        mixed = run.attention(q, self.layer, spec, names["attention"])
+        return run.linear(self.o_proj, mixed)
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """[N, D] to [N, D]; the cache holds the keys and values of this layer's forward."""
+        names, spec, ops, positions = self.names, self.spec, run.ops, run.batch.positions
+        q, k = run.kept(self.name)
+        mixed = run.linear_backward(self.o_proj, dy)
+        dq, dk, dv = run.attention_backward(mixed, spec, names["attention"])
+        dq = ops.rope_backward(dq, spec.heads, self.rotary, positions, name=f"{names['q_rope']}.backward")
+        dk = ops.rope_backward(dk, spec.kv_heads, self.rotary, positions, name=f"{names['k_rope']}.backward")
+        dq = ops.head_norm_backward(
+            dq, q, self.q_norm, spec.heads, self.eps, name=f"{names['q_norm']}.backward"
+        )
+        dk = ops.head_norm_backward(
+            dk, k, self.k_norm, spec.kv_heads, self.eps, name=f"{names['k_norm']}.backward"
+        )
+        return run.linears_backward((self.q_proj, self.k_proj, self.v_proj), (dq, dk, dv))
+
+    def adapted(self, loras: Mapping[str, Lora]) -> Attention:
+        """Return the same attention with these updates, and no others."""
+        return replace(
+            self,
+            q_proj=adapted(self.q_proj, loras),
+            k_proj=adapted(self.k_proj, loras),
+            v_proj=adapted(self.v_proj, loras),
+            o_proj=adapted(self.o_proj, loras),
+        )
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
+        return (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +132,10 @@ class GatedMlp:
     """down(act(gate(x)) * up(x))."""
 
     activation: Activation
-    gate_proj: Matrix
-    up_proj: Matrix
-    down_proj: Matrix
-    names: Mapping[str, str]
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+    gated: str
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, layer: int) -> GatedMlp:
@@ -105,20 +143,41 @@ class GatedMlp:
         name = f"layers.{layer}.mlp"
         return cls(
             activation=config.activation,
-            gate_proj=weights.matrix(f"{name}.gate_proj"),
-            up_proj=weights.matrix(f"{name}.up_proj"),
-            down_proj=weights.matrix(f"{name}.down_proj"),
-            names={part: f"{name}.{part}" for part in ("gate_proj", "up_proj", "gated", "down_proj")},
+            gate_proj=weights.linear(f"{name}.gate_proj"),
+            up_proj=weights.linear(f"{name}.up_proj"),
+            down_proj=weights.linear(f"{name}.down_proj"),
+            gated=f"{name}.gated",
         )
 
-    def forward(self, ops: Ops, x: Tensor) -> Tensor:
+    def forward(self, run: ForwardPass, x: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
-        gate, up = ops.linear_many(
-            x, (self.gate_proj, self.up_proj), names=(self.names["gate_proj"], self.names["up_proj"])
+        gate, up = run.linears((self.gate_proj, self.up_proj), x)
+        run.keep(self.gated, gate, up)
+        gated_op = run.ops.silu_gate if self.activation == "silu" else run.ops.gelu_gate
+        return run.linear(self.down_proj, gated_op(gate, up, name=self.gated))
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """[N, D] to [N, D]."""
+        gate, up = run.kept(self.gated)
+        dy = run.linear_backward(self.down_proj, dy)
+        ops = run.ops
+        gate_backward = ops.silu_gate_backward if self.activation == "silu" else ops.gelu_gate_backward
+        dgate, dup = gate_backward(dy, gate, up, name=f"{self.gated}.backward")
+        return run.linears_backward((self.gate_proj, self.up_proj), (dgate, dup))
+
+    def adapted(self, loras: Mapping[str, Lora]) -> GatedMlp:
+        """Return the same MLP with these updates, and no others."""
+        return replace(
+            self,
+            gate_proj=adapted(self.gate_proj, loras),
+            up_proj=adapted(self.up_proj, loras),
+            down_proj=adapted(self.down_proj, loras),
         )
-        gated_op = ops.silu_gate if self.activation == "silu" else ops.gelu_gate
-        gated = gated_op(gate, up, name=self.names["gated"])
-        return ops.linear(gated, self.down_proj, name=self.names["down_proj"])
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
+        return (self.gate_proj, self.up_proj, self.down_proj)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +185,7 @@ class Head:
     """Token embedding at one end; final norm, output matrix and softcap at the other."""
 
     embedding: Matrix
-    output: Matrix
+    output: Linear
     norm: Norm
     embed_scale: float | None
     softcap: float | None
@@ -134,23 +193,39 @@ class Head:
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights) -> Head:
         """Load embedding and output; tied, they are one matrix."""
-        embedding = weights.matrix("embed_tokens")
+        table = weights.linear("embed_tokens")
         return cls(
-            embedding=embedding,
-            output=embedding if config.tie_word_embeddings else weights.matrix("lm_head"),
+            embedding=table.weight,
+            output=replace(table, name="lm_head")
+            if config.tie_word_embeddings
+            else weights.linear("lm_head"),
             norm=Norm.load(config, weights, "norm"),
             embed_scale=config.embed_scale,
             softcap=config.logit_softcap,
         )
 
-    def embed(self, ops: Ops, batch: Batch) -> Tensor:
-        """Token ids to [N, D]."""
-        return ops.embed(self.embedding, batch.token_ids, self.embed_scale, name="embed_tokens")
+    def embed(self, run: ForwardPass) -> Tensor:
+        """The batch's token ids to [N, D]."""
+        return run.ops.embed(self.embedding, run.batch.token_ids, self.embed_scale, name="embed_tokens")
 
-    def logits(self, ops: Ops, hidden: Tensor) -> Tensor:
+    def logits(self, run: ForwardPass, hidden: Tensor) -> Tensor:
         """[L, D] to [L, V]."""
-        logits = ops.linear(self.norm.forward(ops, hidden), self.output, name="lm_head")
-        return logits if self.softcap is None else ops.softcap(logits, self.softcap, name="logit_softcap")
+        logits = run.linear(self.output, self.norm.forward(run, hidden))
+        if self.softcap is None:
+            return logits
+        run.keep("logit_softcap", logits)
+        return run.ops.softcap(logits, self.softcap, name="logit_softcap")
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """Gradient of logits [L, V] to that of the hidden rows [L, D]."""
+        if self.softcap is not None:
+            (logits,) = run.kept("logit_softcap")
+            dy = run.ops.softcap_backward(dy, logits, self.softcap, name="logit_softcap.backward")
+        return self.norm.backward(run, run.linear_backward(self.output, dy))
+
+    def adapted(self, loras: Mapping[str, Lora]) -> Head:
+        """Return the same head with an update on its output matrix, or without; the embedding has none."""
+        return replace(self, output=adapted(self.output, loras))
 
 
 def rotary_tables(config: ModelConfig, ops: Ops) -> dict[AttentionKind, RotaryTable]:

@@ -5,12 +5,14 @@ What a layer is, its family's file says; everything around the layers is alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mens_core.config import ModelConfig
 from mens_core.models.layers import Head
+from mens_core.models.linear import Linear, Lora
+from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
@@ -38,8 +40,22 @@ class StepResult:
 class Layer(Protocol):
     """One decoder layer of a family."""
 
-    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
-        """[N, D] to [N, D]; what later positions need of these rows goes into `cache`."""
+    def forward(self, run: ForwardPass, x: Tensor) -> Tensor:
+        """[N, D] to [N, D]; what later positions need of these rows goes into the cache."""
+        ...
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """The gradient of what `forward` made in the same pass to that of its input."""
+        ...
+
+    def adapted(self, loras: Mapping[str, Lora]) -> Layer:
+        """Return the same layer with these updates, and no others."""
+        ...
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +76,33 @@ class Model:
 
     def forward(self, batch: Batch, cache: KvCache) -> StepResult:
         """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
-        hidden = self.head.embed(self.ops, batch)
+        run = ForwardPass(self.ops, batch, cache)
+        hidden = self.head.embed(run)
         for layer in self.layers:
-            hidden = layer.forward(self.ops, hidden, batch, cache)
+            hidden = layer.forward(run, hidden)
         faults = list(self.ops.take_faults())
         logits = None
         if len(batch.logit_rows):
-            logits = self.head.logits(self.ops, self.ops.take_rows(hidden, batch.logit_rows))
+            logits = self.head.logits(run, self.ops.take_rows(hidden, batch.logit_rows))
             # From here on a lane numbers the rows that were taken.
             for fault in self.ops.take_faults():
                 rows = tuple(int(batch.logit_rows[row]) for row in fault.rows)
                 faults.append(Fault(fault.name, rows))
         return StepResult(logits, _first_per_row(faults))
+
+    def adapted(self, loras: Mapping[str, Lora]) -> Model:
+        """Return the same weights with these updates, by the names of linear layers, and no others."""
+        return replace(
+            self,
+            head=self.head.adapted(loras),
+            layers=tuple(layer.adapted(loras) for layer in self.layers),
+        )
+
+    @property
+    def linears(self) -> dict[str, Linear]:
+        """Every linear layer by its name, the output matrix ("lm_head") included."""
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        return {linear.name: linear for linear in (*linears, self.head.output)}
 
 
 def _first_per_row(faults: Sequence[Fault]) -> tuple[RowFault, ...]:

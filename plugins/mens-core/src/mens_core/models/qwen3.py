@@ -5,11 +5,14 @@ Source: Qwen3 Technical Report, arXiv:2505.09388, section 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from mens_core.config import ModelConfig
 from mens_core.models.layers import Attention, GatedMlp, Norm
-from mens_core.ops import Batch, KvCache, Ops, RotaryTable, Tensor
+from mens_core.models.linear import Linear, Lora
+from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.ops import RotaryTable, Tensor
 from mens_core.weights import Weights
 
 __all__ = ["Layer"]
@@ -39,9 +42,25 @@ class Layer:
             mlp_residual=f"{name}.mlp_residual",
         )
 
-    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+    def forward(self, run: ForwardPass, x: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
-        attended = self.attention.forward(ops, self.input_norm.forward(ops, x), batch, cache)
-        x = ops.add(x, attended, name=self.attention_residual)
-        expanded = self.mlp.forward(ops, self.post_attention_norm.forward(ops, x))
-        return ops.add(x, expanded, name=self.mlp_residual)
+        attended = self.attention.forward(run, self.input_norm.forward(run, x))
+        x = run.ops.add(x, attended, name=self.attention_residual)
+        expanded = self.mlp.forward(run, self.post_attention_norm.forward(run, x))
+        return run.ops.add(x, expanded, name=self.mlp_residual)
+
+    def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
+        """[N, D] to [N, D]."""
+        branch = self.post_attention_norm.backward(run, self.mlp.backward(run, dy))
+        dy = run.ops.add(dy, branch, name=f"{self.mlp_residual}.backward")
+        branch = self.input_norm.backward(run, self.attention.backward(run, dy))
+        return run.ops.add(dy, branch, name=f"{self.attention_residual}.backward")
+
+    def adapted(self, loras: Mapping[str, Lora]) -> Layer:
+        """Return the same layer with these updates, and no others."""
+        return replace(self, attention=self.attention.adapted(loras), mlp=self.mlp.adapted(loras))
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its linear layers, in the order in which they run."""
+        return (*self.attention.linears, *self.mlp.linears)

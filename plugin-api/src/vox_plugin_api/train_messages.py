@@ -1,0 +1,172 @@
+"""The messages of training (capability "train").
+
+One `train_step` is one optimizer step: examples in order go in, the worker chooses how many it
+runs at once, and what comes out depends on nothing but the model, the configuration, the seed
+and the examples. A step is all or nothing, and a host never repeats one by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from vox_plugin_api.messages import F32, Digest, Message
+
+__all__ = [
+    "AdapterConfig",
+    "OptimizerConfig",
+    "Schedule",
+    "TrainBeginParams",
+    "TrainBeginResult",
+    "TrainEvaluateParams",
+    "TrainEvaluateResult",
+    "TrainExample",
+    "TrainSaveParams",
+    "TrainSaveResult",
+    "TrainStepParams",
+    "TrainStepResult",
+]
+
+
+class AdapterConfig(Message):
+    """Low-rank updates on some linear layers of a frozen base model."""
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: F32 = Field(gt=0, allow_inf_nan=False)
+    """The update is multiplied by alpha / rank."""
+    targets: list[str] = Field(min_length=1)
+    """Names of linear layers, whole ("layers.0.mlp.up_proj") or their last part ("up_proj", "lm_head")."""
+    rank_stabilised: bool = False
+    """Multiply by alpha / sqrt(rank) instead."""
+    dropout: F32 = Field(default=0.0, ge=0, lt=1)
+    """Share of an update's inputs that is dropped in training."""
+
+
+class OptimizerConfig(Message):
+    """AdamW, its peak learning rate, and clipping before it."""
+
+    learning_rate: F32 = Field(gt=0, allow_inf_nan=False)
+    beta1: F32 = Field(default=0.9, ge=0, lt=1)
+    beta2: F32 = Field(default=0.999, ge=0, lt=1)
+    eps: F32 = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: F32 = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_gradient_norm: F32 | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """None: no clipping."""
+
+
+class Schedule(Message):
+    """The learning rate of each step, as a share of the peak."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: the peak; down to 0 at `total_steps` in a line, or in half a cosine."""
+    warmup_steps: int = Field(default=0, ge=0, lt=2**31)
+    """Step s of the first ones (from 0) has (s + 1) / warmup_steps."""
+    total_steps: int | None = Field(default=None, ge=1, lt=2**31)
+
+    @model_validator(mode="after")
+    def _check(self) -> Schedule:
+        if self.kind != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
+            raise ValueError(f"a {self.kind} schedule needs total_steps above warmup_steps")
+        return self
+
+
+class TrainBeginParams(Message):
+    """Make a new adapter of the loaded model, or go on from a folder that `train_save` wrote."""
+
+    adapter: AdapterConfig | None = None
+    optimizer: OptimizerConfig | None = None
+    schedule: Schedule = Schedule()
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    """Of the first values and of dropout."""
+    resume_dir: str | None = None
+    """The folder; it holds all of the above, so none of it may be given."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Examples to run at once; None: as the worker likes. Changes memory and time, no bit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        new = [name for name in ("adapter", "optimizer") if value.get(name) is not None]
+        if value.get("resume_dir") is not None:
+            if new:
+                raise ValueError(f"resume_dir holds {' and '.join(new)} already: give one or the other")
+        elif len(new) < 2:
+            raise ValueError("give adapter and optimizer, or resume_dir")
+        return value
+
+
+class TrainBeginResult(Message):
+    """What will be trained. Compared between lanes."""
+
+    step: int
+    """Steps taken so far: 0, or those of the folder."""
+    matrices: list[str]
+    """The adapted linear layers, in the order of their keys."""
+    parameters: int
+    adapter_digest: Digest
+
+
+class TrainExample(Message):
+    """A sequence, and which of its tokens are learned."""
+
+    token_ids: list[int] = Field(min_length=2)
+    loss_mask: list[bool]
+    """One per token. The first token follows nothing, so it can't be learned and its entry is false."""
+
+
+class TrainStepParams(Message):
+    """Take one optimizer step on these examples."""
+
+    examples: list[TrainExample] = Field(min_length=1)
+
+
+class TrainStepResult(Message):
+    """One optimizer step, taken."""
+
+    step: int
+    """Steps taken so far, this one included."""
+    loss: F32
+    """Mean over the trained tokens, before the step."""
+    gradient_norm: F32
+    """Before clipping."""
+    learning_rate: F32
+    trained_tokens: int
+    adapter_digest: Digest
+    """After the step."""
+
+
+class TrainEvaluateParams(Message):
+    """Losses with the adapter as it is; nothing is updated and nothing is dropped."""
+
+    examples: list[TrainExample] = Field(min_length=1)
+    logits_digest: bool = False
+
+
+class TrainEvaluateResult(Message):
+    """The loss of one example."""
+
+    index: int
+    loss: F32
+    """Summed over its trained tokens."""
+    trained_tokens: int
+    logits_digest: Digest | None = None
+    """Over the logits of every position, as in `EvaluateResult`."""
+
+
+class TrainSaveParams(Message):
+    """Write adapter and optimizer into a new folder, whole or not at all."""
+
+    folder: str
+    """It must not exist; the folder that it will lie in must."""
+
+
+class TrainSaveResult(Message):
+    """What was written."""
+
+    step: int
+    adapter_digest: Digest
+    files: dict[str, Digest]
+    """SHA-256 of each file by its name."""

@@ -1,0 +1,8 @@
+"""Low-rank adapters of a model's linear layers.
+
+plan        which layers are adapted, in which order, and by what they are scaled
+keys        the names of an adapter's tensors (PEFT's), and its digest
+initial     first values, from the seed
+apply       tensors on a lane to the updates that a model runs with
+file        safetensors bytes, there and back
+"""

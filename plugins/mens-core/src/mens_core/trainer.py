@@ -1,0 +1,278 @@
+"""One optimizer step, defined once over the operators.
+
+Examples in order go in; they run in micro-batches; each parameter's gradient is made per example
+and summed by the aligned tree over the examples; the sum is divided once by the trained tokens
+of the step, clipped, and AdamW follows. A step is all or nothing: it works on copies, and the
+trainer's state is exchanged when every value is known to be finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.adapters.apply import make_loras
+from mens_core.adapters.initial import initial_tensors
+from mens_core.adapters.keys import adapter_digest, parameter_key
+from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from mens_core.differentiate import Score, differentiate, score
+from mens_core.example_tree import ExampleTree
+from mens_core.float32 import exact, nearest
+from mens_core.micro_batches import Example, cut, pack
+from mens_core.models.model import Model
+from mens_core.models.passes import Dropout
+from mens_core.ops import Tensor
+from mens_core.schedule import BetaPowers, adamw_constants, learning_rate
+from mens_core.training_ops import TrainingOps
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule
+
+__all__ = ["StepOutcome", "Trainer", "TrainerConfig", "TrainerState"]
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerConfig:
+    """What a run is, apart from its data."""
+
+    adapter: AdapterConfig
+    optimizer: OptimizerConfig
+    schedule: Schedule
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerState:
+    """How far a run is, on the host: enough to go on to the same bytes."""
+
+    step: int
+    """Steps taken."""
+    parameters: Mapping[str, Floats]
+    first_moments: Mapping[str, Floats]
+    second_moments: Mapping[str, Floats]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What a step tells."""
+
+    step: int
+    """Steps taken, this one included."""
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    trained_tokens: int
+    adapter_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One parameter and its moments, on the lane."""
+
+    value: Tensor
+    first: Tensor
+    second: Tensor
+
+
+class Trainer:
+    """An adapter in training on one frozen model."""
+
+    def __init__(
+        self,
+        model: Model,
+        ops: TrainingOps,
+        config: TrainerConfig,
+        *,
+        state: TrainerState | None = None,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        """Begin with first values from the seed, or go on from a state.
+
+        Args:
+            model: its weights are `ops`' own.
+            micro_batch_size: examples at once; None: as many as a bound on rows allows.
+
+        Raises:
+            BackendError: the adapter doesn't fit the model (`plan_adapter`).
+        """
+        self.config = config
+        self.plan = self.plan_for(model, config)
+        self.micro_batch_size = micro_batch_size
+        self._ops = ops
+        self._base = replace(model, ops=ops)
+        if state is None:
+            values = initial_tensors(self.plan, config.seed)
+            zeros = {key: np.zeros_like(value) for key, value in values.items()}
+            state = TrainerState(step=0, parameters=values, first_moments=zeros, second_moments=zeros)
+        self.step = state.step
+        self._powers = BetaPowers(config.optimizer, state.step)
+        self._slots = {
+            key: _Slot(
+                ops.from_host(state.parameters[key]),
+                ops.from_host(state.first_moments[key]),
+                ops.from_host(state.second_moments[key]),
+            )
+            for key in self.plan.shapes
+        }
+        self._install(self._slots)
+
+    @staticmethod
+    def plan_for(model: Model, config: TrainerConfig) -> AdapterPlan:
+        """Return what the adapter will be, which needs no lane."""
+        return plan_adapter(config.adapter, {name: linear.shape for name, linear in model.linears.items()})
+
+    def state(self) -> TrainerState:
+        """Return a copy of everything that a later run needs."""
+
+        def copies(of: Mapping[str, Tensor]) -> dict[str, Floats]:
+            return {key: np.array(self._ops.to_host(tensor), "<f4") for key, tensor in of.items()}
+
+        slots = self._slots.items()
+        return TrainerState(
+            step=self.step,
+            parameters=copies({key: slot.value for key, slot in slots}),
+            first_moments=copies({key: slot.first for key, slot in slots}),
+            second_moments=copies({key: slot.second for key, slot in slots}),
+        )
+
+    def _install(self, slots: Mapping[str, _Slot]) -> None:
+        """Run with these values from now on."""
+        values = {key: slot.value for key, slot in slots.items()}
+        model = self._base.adapted(make_loras(self._ops, self.plan, values))
+        digest = adapter_digest({key: self._ops.to_host(value) for key, value in values.items()})
+        # Nothing below can fail: before it, all is as it was.
+        self._slots, self.model, self.adapter_digest = dict(slots), model, digest
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def train_step(self, examples: Sequence[Example]) -> Generator[None, None, StepOutcome]:
+        """Take one optimizer step, yielding on the way; until it returns, nothing has changed.
+
+        Raises:
+            BackendError: `non-finite`; the step was not taken.
+        """
+        try:
+            return (yield from self._train_step(examples))
+        except BackendError as error:
+            found = error.error
+            raise BackendError(
+                found.code,
+                f"step {self.step + 1} was not taken and the adapter is unchanged: {found.message}",
+                facts={**found.facts, "step": self.step + 1},
+                remedy=found.remedy,
+            ) from error
+
+    def _train_step(self, examples: Sequence[Example]) -> Generator[None, None, StepOutcome]:
+        self._ops.take_faults()
+        loss_sum, sums = yield from self._sum_gradients(examples)
+        trained = sum(len(example.trained) for example in examples)
+        gradients = self._average(sums, trained)
+        norm = self._norm(gradients)
+        self._clip(gradients, norm)
+        yield
+        rate = learning_rate(self.config.optimizer.learning_rate, self.config.schedule, self.step)
+        slots = self._updated(gradients, rate)
+        yield
+        self._install(slots)
+        self._powers.advance()
+        self.step += 1
+        return StepOutcome(
+            step=self.step,
+            loss=nearest(Fraction(float(loss_sum)) / trained),
+            gradient_norm=float(norm),
+            learning_rate=rate,
+            trained_tokens=trained,
+            adapter_digest=self.adapter_digest,
+        )
+
+    def _sum_gradients(
+        self, examples: Sequence[Example]
+    ) -> Generator[None, None, tuple[np.float32, dict[str, Tensor]]]:
+        ops, rate = self._ops, self.plan.dropout
+        dropout = Dropout(rate, self.config.seed, self.step) if rate else None
+        trees: dict[str, ExampleTree[Tensor]] = {}
+        losses = ExampleTree[Tensor](lambda a, b: ops.add(a, b, name="loss.sum"))
+
+        def take(parameter: str, gradients: list[Tensor]) -> None:
+            key = parameter_key(parameter)
+            tree = trees.get(key)
+            if tree is None:
+                tree = trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name=f"{key}.sum"))
+            for gradient in gradients:
+                tree.push(gradient)
+
+        for together in cut(examples, self.micro_batch_size):
+            micro = pack(examples[together.start : together.stop], together.start)
+            found = yield from differentiate(self.model, ops, micro, dropout, take)
+            for loss in found:
+                losses.push(ops.from_host(np.array([[loss]], found.dtype)))
+        sums = {key: trees[key].total() for key in self.plan.shapes}
+        loss = np.float32(ops.to_host(losses.total())[0, 0])
+        self._refuse_faults()
+        return loss, sums
+
+    def _average(self, sums: dict[str, Tensor], trained: int) -> dict[str, Tensor]:
+        share = nearest(Fraction(1, trained))
+        # Popped as they are used: two sets of gradients need not be there at once.
+        return {key: self._ops.scale(sums.pop(key), share, name=f"{key}.mean") for key in self.plan.shapes}
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> np.float32:
+        """Root of the sum of squares: C128 in each tensor, tensors in the order of their keys."""
+        total: np.float32 | None = None
+        with np.errstate(over="ignore"):
+            for key, gradient in gradients.items():
+                square = self._ops.sum_of_squares(gradient, name=f"{key}.square")
+                total = square if total is None else np.float32(total + square)
+        self._refuse_faults()
+        if total is None or not np.isfinite(total):
+            raise BackendError(
+                "non-finite", "gradient norm is not finite", facts={"operator": "gradient norm"}
+            )
+        return np.float32(np.sqrt(total))
+
+    def _clip(self, gradients: dict[str, Tensor], norm: np.float32) -> None:
+        limit = self.config.optimizer.max_gradient_norm
+        if limit is None or float(norm) <= exact(limit):
+            return
+        factor = nearest(exact(limit) / Fraction(float(norm)))
+        for key in list(gradients):
+            gradients[key] = self._ops.scale(gradients[key], factor, name=f"{key}.clip")
+
+    def _updated(self, gradients: Mapping[str, Tensor], rate: float) -> dict[str, _Slot]:
+        ops = self._ops
+        by = adamw_constants(self.config.optimizer, rate, self._powers.next())
+        slots = {}
+        for key, slot in self._slots.items():
+            value, first, second = (
+                ops.from_host(ops.to_host(of)) for of in (slot.value, slot.first, slot.second)
+            )
+            ops.adamw(value, gradients[key], first, second, by, name=key)
+            slots[key] = _Slot(value, first, second)
+        self._refuse_faults()
+        return slots
+
+    def _refuse_faults(self) -> None:
+        faults = self._ops.take_faults()
+        if faults:
+            name = faults[0].name
+            raise BackendError("non-finite", f"{name} is not finite", facts={"operator": name})
+
+    # --- losses --------------------------------------------------------------------------------
+
+    def evaluate(self, examples: Sequence[Example], *, digests: bool) -> Generator[None, None, list[Score]]:
+        """Return the loss of each example with the adapter as it is.
+
+        Raises:
+            BackendError: `non-finite`.
+        """
+        self._ops.take_faults()
+        scores: list[Score] = []
+        for together in cut(examples, self.micro_batch_size):
+            micro = pack(examples[together.start : together.stop], together.start, whole=digests)
+            scores += yield from score(self.model, self._ops, micro, digests=digests)
+        return scores
