@@ -148,7 +148,7 @@ def test_sequences_that_are_not_whole_are_refused(side):
 
 
 def test_a_step_without_rows_is_no_error(side):
-    step, q, dy, constants = attention_case([3])
+    step, q, _, _ = attention_case([3])
     step.starts[1] = 0
     empty = Step(
         step.positions[:0], step.starts, step.block_tables, step.k[:0], step.v[:0], step.keys, step.values
