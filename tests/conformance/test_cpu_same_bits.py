@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lanes.cpu_calls import FORMATS, FUNCTIONS, Step, as_format, assert_same, domain, shifted
-from mens_core.rotary import Rope, frequencies
+from mens_core.rotary import frequencies
+from vox_plugin_api.families.rope import Rope
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 

@@ -12,7 +12,8 @@ import pytest
 
 from mens_core import philox, rotary
 from mens_core.numerics import NUMERICS_VERSION
-from mens_core.rotary import Rope, cos_sin, frequencies, table
+from mens_core.rotary import cos_sin, frequencies, table
+from vox_plugin_api.families.rope import Rope
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")

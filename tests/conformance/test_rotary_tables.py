@@ -9,7 +9,8 @@ import pytest
 
 from lanes.every_lane import EXACT, make_lane
 from mens_core.ops import StoredTensor
-from mens_core.rotary import Rope, Yarn, attention_factor, frequencies, table
+from mens_core.rotary import attention_factor, frequencies, table
+from vox_plugin_api.families.rope import Rope, Yarn
 
 ROPES = {
     "gemma-local": Rope(theta=Fraction(10_000), head_dim=256),

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lanes.batches import Sequences
 from lanes.every_lane import EXACT, make_lane
 from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
-from mens_core.config import parse_config
 from mens_core.trace import TracingOps
+from vox_plugin_api.families import parse_config
 
 LENGTH = 300
 """Positions: more than two KV blocks and many sliding windows."""

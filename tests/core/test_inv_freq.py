@@ -6,7 +6,7 @@ import pytest
 from lanes.batches import Sequences
 from lanes.numpy_lane import NumpyLane
 from lanes.tiny_models import GEMMA3, QWEN3, open_model, random_tensors, write_model
-from mens_core.config import parse_config
+from vox_plugin_api.families import parse_config
 
 
 def plain(theta, head_dim=16):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import mens_core.fixedpoint
 import mens_core.rotary
-from mens_core.rotary import Rope, Yarn, attention_factor, cos_sin, frequencies, table
+from mens_core.rotary import attention_factor, cos_sin, frequencies, table
+from vox_plugin_api.families.rope import Rope, Yarn
 
 PINNED = {
     (10_000, 256): "732707313f850e1d1e22d2e3629fe1de4b6618a5bc9a4196e78ac324db3f0170",

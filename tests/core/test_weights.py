@@ -10,10 +10,8 @@ from safetensors.numpy import save_file
 from lanes.batches import Sequences
 from lanes.numpy_lane import NumpyLane
 from lanes.tiny_models import GEMMA3, QWEN3, open_model, random_tensors, write_model
-from mens_core.config import parse_config
-from mens_core.weights import plan_weights
-from vox_plugin_api.backend import BackendError
-from vox_plugin_api.checkpoint import Checkpoint
+from vox_plugin_api.checkpoint import Checkpoint, CheckpointError
+from vox_plugin_api.families import parse_config, plan_tensors, stored_tensors
 
 CASES = Path(__file__).parents[1] / "cases"
 INDEX = [case for case in json.loads((CASES / "INDEX.json").read_text()) if case["id"] in ("C7", "C8")]
@@ -21,13 +19,15 @@ INDEX = [case for case in json.loads((CASES / "INDEX.json").read_text()) if case
 
 def plan(path):
     config = parse_config(json.loads((path / "config.json").read_text()))
-    return plan_weights(config, Checkpoint.open(path))
+    return plan_tensors(config, stored_tensors(Checkpoint.open(path)), source=str(path))
 
 
 def refusal(path):
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         plan(path)
-    return caught.value.error
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
+    return caught.value
 
 
 def logits(path, ids=(1, 5, 9, 3)):
@@ -102,7 +102,7 @@ def test_all_that_is_missing_is_counted_and_listed(tmp_path):
     error = refusal(write_model(tmp_path, QWEN3, tensors))
     assert error.code == "weights-missing"
     assert error.facts["missing"] == missing
-    assert f"lacks {len(missing)} tensors" in error.message
+    assert f"lacks {len(missing)} of the tensors" in error.message
 
 
 def as_tower(config):
@@ -170,7 +170,6 @@ def test_quantised_matrices_and_norms_with_their_one_are_the_same_model(tmp_path
     found = plan(tmp_path / "q")
     assert found.tensors["embed_tokens.weight"].format == "q8_0"
     assert found.tensors["embed_tokens.weight"].shape == (97, 64)
-    assert found.norms_plus_one is not include_one
     expected = logits(write_model(tmp_path / "f", config, values))
     assert logits(tmp_path / "q").tobytes() == expected.tobytes()
 

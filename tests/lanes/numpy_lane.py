@@ -108,7 +108,9 @@ class NumpyLane(Ops):
         return self._checked(name, x @ weight.T)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
-        inverse = self.float(1) / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=self.float) + self.float(eps))
+        inverse = self.float(1) / np.sqrt(
+            np.mean(x * x, axis=-1, keepdims=True, dtype=self.float) + self.float(eps)
+        )
         return self._checked(name, x * inverse * weight)
 
     def head_norm(self, x: Array, weight: Array, heads: int, eps: float, *, name: str) -> Array:

@@ -89,9 +89,9 @@ class NumpyTraining(NumpyLane, TrainingOps):
             queries = q[rows].reshape(-1, heads, width)
             dq[rows] = np.einsum("nht,thc->nhc", ds, k[:, own]).reshape(dq[rows].shape)
             by_group = (len(p), spec.kv_heads, group, -1)
-            dk[rows] = np.einsum(
-                "ngjt,ngjc->tgc", ds.reshape(by_group), queries.reshape(by_group)
-            ).reshape(dk[rows].shape)
+            dk[rows] = np.einsum("ngjt,ngjc->tgc", ds.reshape(by_group), queries.reshape(by_group)).reshape(
+                dk[rows].shape
+            )
             dv[rows] = np.einsum("ngjt,ngjc->tgc", p.reshape(by_group), up.reshape(by_group)).reshape(
                 dv[rows].shape
             )
@@ -101,9 +101,7 @@ class NumpyTraining(NumpyLane, TrainingOps):
         for s, (begin, end) in enumerate(pairwise(batch.starts.tolist())):
             seen = int(batch.positions[end - 1]) + 1
             blocks = batch.block_tables[s][batch.block_tables[s] >= 0]
-            k, v = (
-                part[layer, blocks].reshape(-1, *cache.k.shape[3:])[:seen] for part in (cache.k, cache.v)
-            )
+            k, v = (part[layer, blocks].reshape(-1, *cache.k.shape[3:])[:seen] for part in (cache.k, cache.v))
             yield slice(begin, end), k, v
 
     def _scores(self, q, k, positions, spec: AttentionSpec):

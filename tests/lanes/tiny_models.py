@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from mens_core.config import ModelConfig, parse_config
 from mens_core.models.load import LoadedModel, load_all
 from mens_core.ops import Ops
-from mens_core.weights import expected_shapes
 from vox_plugin_api.checkpoint import Checkpoint, read_json_object
+from vox_plugin_api.families import ModelConfig, expected_shapes, parse_config
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

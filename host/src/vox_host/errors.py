@@ -1,7 +1,7 @@
 """Every error raised on purpose.
 
     VoxError                    exit 1
-    +-- UsageError              exit 2   a flag, a request, a file the user named
+    +-- UsageError              exit 2   a flag, a request, a file the user named, a disk
     +-- ModelError              exit 2   a checkpoint, tokenizer or config that is malformed
     +-- NoCandidateError        exit 3   nothing can run here
     +-- IntegrityError          exit 4   bytes differ from what was recorded

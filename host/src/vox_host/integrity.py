@@ -333,6 +333,10 @@ class StatCache:
         self._new[key] = known
         return str(known[-1])
 
+    def knows(self, path: Path) -> bool:
+        """Return whether a check of `path` is on record, of whatever it held then."""
+        return str(path) in self._old
+
     def remember(self, path: Path, info: os.stat_result, digest: Hex) -> None:
         """Note what was found; `save` keeps it."""
         self._new[str(path)] = [*_stat_facts(info), digest]

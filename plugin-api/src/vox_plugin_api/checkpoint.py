@@ -16,15 +16,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from vox_plugin_api.safetensors_file import SafetensorsFile, TensorEntry, read_safetensors_header
 from vox_plugin_api.strict_json import CheckpointError, parse_json_object, read_json_object
 
 __all__ = [
+    "FORMATS",
     "GGML_BLOCKS",
     "Checkpoint",
     "CheckpointError",
+    "Format",
     "QuantMetadata",
     "QuantTensor",
     "TensorEntry",
@@ -48,6 +50,24 @@ GGML_BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
     }
 )
 """Format: (weights in a block, bytes of a block)."""
+
+Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "q4_k", "q5_k", "q6_k"]
+"""How a weight is stored, as the operators of a plugin know it."""
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "F32": "f32",
+        "F16": "f16",
+        "BF16": "bf16",
+        "q4_0": "q4_0",
+        "q5_0": "q5_0",
+        "q8_0": "q8_0",
+        "q4_k": "q4_k",
+        "q5_k": "q5_k",
+        "q6_k": "q6_k",
+    }
+)
+"""Format by the word that a header or quant-metadata.json has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +244,16 @@ def _read_shards(path: Path) -> tuple[dict[Path, SafetensorsFile], dict[str, Ten
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     code = "checkpoint-index-invalid"
-    weight_map = read_json_object(index, code=code).get("weight_map")
+    fields = read_json_object(index, code=code)
+    weight_map = fields.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
+        what = "is empty" if weight_map == {} else f"is {weight_map!r:.60}"
         raise CheckpointError(
-            code, f"{index} has no usable weight_map", facts={"found": f"{weight_map!r:.60}"}
+            code,
+            f"{index}: weight_map {what if 'weight_map' in fields else 'is missing'}; wanted an object that "
+            "names each tensor's file",
+            facts={"keys": sorted(fields)[:20]},
+            remedy=f"Fetch {index.name} again: this one is cut, or of another tool.",
         )
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_file_name(shard):

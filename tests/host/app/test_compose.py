@@ -201,20 +201,20 @@ async def test_a_template_that_does_not_compile_is_reported_at_load_with_its_lin
             await opened.service.encode_chat([{"role": "user", "content": "x"}])
 
 
-async def test_a_log_folder_that_cannot_be_made_is_named_with_what_to_change_and_said_once(tmp_path):
-    home = scripted_home(tmp_path, {"tokens": HELLO})
-    settings = Settings(home=home)
-    candidate = scripted_candidate(tmp_path)
-    if settings.log_dir.is_dir():
-        settings.log_dir.rmdir()
+async def test_a_log_that_cannot_be_written_is_warned_of_once_and_the_model_answers(tmp_path):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "at_token": {"2": "crash"}}))
     settings.log_dir.write_text("not a folder")
-    said: list[str] = []
-    with pytest.raises(UsageError) as caught:
-        async with open_model(settings, options(), MACHINE, candidates=[candidate], progress=said.append):
-            pass
-    assert caught.value.code == "log-not-writable"
-    assert "VOX_HOME" in str(caught.value.remedy) and str(settings.log_dir) in str(caught.value.facts)
-    assert not any("could not be used" in line for line in said)
+    warned: list[str] = []
+    async with open_model(
+        settings, options(), MACHINE, candidates=[scripted_candidate(tmp_path)], warn=warned.append
+    ) as opened:
+        assert (await opened.service.collect(params(2))).text == "He"
+        with pytest.raises(WorkerFailedError) as caught:
+            await opened.service.collect(params(5))
+        assert dict(caught.value.facts)["log"] == "the stderr of vox-host"
+        # The worker that takes its place says nothing new.
+        assert (await opened.service.collect(params(2))).text == "He"
+    assert [str(settings.log_dir) in text for text in warned if "worker's log" in text] == [True]
 
 
 async def test_a_changed_tokenizer_is_a_digest_that_differs_and_is_never_parsed(tmp_path):

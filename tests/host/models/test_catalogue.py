@@ -1,16 +1,20 @@
 """catalogue: every entry is a value, whole or broken."""
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from vox_host.errors import IntegrityError, ModelError, UsageError
-from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, verify_files
+from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
+from vox_host.models.catalogue import Catalogue
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
+from vox_host.models.installed import BrokenModel, InstalledModel
+from vox_host.models.verifying import verify_files
 
 
 def silent(step, done, total):
@@ -51,10 +55,11 @@ def test_entries_come_in_order_and_hidden_ones_not_at_all(catalogue, hugging_fac
 def broken(catalogue):
     (entry,) = catalogue.list()
     assert isinstance(entry, BrokenModel)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(VoxError) as caught:
         catalogue.find(entry.name)
     assert entry.problem in caught.value.message
     assert "vox-host model remove" in caught.value.remedy
+    assert caught.value.exit_code == entry.error.exit_code
     return entry
 
 
@@ -62,6 +67,7 @@ def test_a_directory_without_a_manifest_is_listed_with_what_is_missing(catalogue
     (catalogue.models_dir / "half").mkdir(parents=True)
     entry = broken(catalogue)
     assert entry.missing == ("model-manifest.json",)
+    assert isinstance(entry.error, ModelError)  # nothing was recorded that it could differ from
 
 
 def test_a_lost_file_is_named(catalogue, model):
@@ -69,25 +75,74 @@ def test_a_lost_file_is_named(catalogue, model):
     entry = broken(catalogue)
     assert entry.code == "model-incomplete"
     assert entry.missing == ("model-00002-of-00002.safetensors",)
+    assert isinstance(entry.error, IntegrityError)
+    assert dict(entry.error.facts)["found"] == "no such file"
 
 
 def test_a_cut_file_is_named_with_both_sizes(catalogue, model):
+    size = (model.path / "tokenizer.json").stat().st_size
     os.truncate(model.path / "tokenizer.json", 10)
-    assert "tokenizer.json has 10 bytes where" in broken(catalogue).problem
+    entry = broken(catalogue)
+    assert f"tokenizer.json has 10 bytes where {size} were imported" in entry.problem
+    assert isinstance(entry.error, IntegrityError)
+    assert str(size) in dict(entry.error.facts)["expected"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2}'])
-def test_a_malformed_manifest_is_a_broken_entry(catalogue, model, text):
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": true}'])
+def test_a_manifest_that_is_none_any_more_is_an_integrity_failure(catalogue, model, text):
     (model.path / "model-manifest.json").write_text(text)
-    assert broken(catalogue).code == "model-manifest-invalid"
+    error = broken(catalogue).error
+    assert isinstance(error, IntegrityError)
+    assert error.code == "model-manifest-changed"
+    assert dict(error.facts)["found"] == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def test_a_manifest_whose_files_were_changed_is_a_broken_entry(catalogue, model):
+def test_a_manifest_of_a_newer_version_is_not_taken_for_a_changed_one(catalogue, model):
+    (model.path / "model-manifest.json").write_text('{"schema_version": 2}')
+    error = broken(catalogue).error
+    assert isinstance(error, ModelError)
+    assert error.code == "model-manifest-version"
+
+
+def change_manifest(model, change, *, is_signed=False):
     path = model.path / "model-manifest.json"
     fields = json.loads(path.read_text())
-    fields["files"]["config.json"]["sha256"] = "0" * 64
+    change(fields)
+    if is_signed:
+        fields["manifest_digest"] = None
     path.write_text(json.dumps(fields))
-    assert "digest" in broken(catalogue).problem
+
+
+CHANGES = {
+    "a file's digest": lambda m: m["files"]["config.json"].update(sha256="0" * 64),
+    "a file's size": lambda m: m["files"]["config.json"].update(size_bytes=1),
+    "a file less": lambda m: m["files"].pop("tokenizer_config.json"),
+    "the digest": lambda m: m.update(digest="0" * 64),
+    "its own digest": lambda m: m.update(manifest_digest="0" * 64),
+    "the licence": lambda m: m["license"].update(id="mine"),
+    "the origin": lambda m: m["source"].update(file="elsewhere"),
+    "the name": lambda m: m.update(name="other"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_was_changed_in_a_manifest_is_an_integrity_failure_with_both_digests(
+    catalogue, model, change
+):
+    change_manifest(model, CHANGES[change])
+    error = broken(catalogue).error
+    assert isinstance(error, IntegrityError)
+    assert error.code == "model-manifest-changed"
+    digests = {dict(error.facts)[key] for key in ("expected", "found")}
+    assert len(digests) == 2
+    assert all(re.fullmatch("sha256:[0-9a-f]{64}", digest) for digest in digests)
+
+
+def test_a_manifest_without_a_digest_of_its_own_is_held_against_the_files_it_lists(catalogue, model):
+    change_manifest(model, lambda m: None, is_signed=True)
+    assert isinstance(catalogue.list()[0], InstalledModel)
+    change_manifest(model, CHANGES["a file's digest"], is_signed=True)
+    assert broken(catalogue).code == "model-manifest-changed"
 
 
 def test_an_unknown_model_is_told_with_those_there_are(catalogue, model):
@@ -125,7 +180,8 @@ def test_verifying_finds_one_changed_byte(catalogue, model):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert isinstance(catalogue.list()[0], InstalledModel)
+    (entry,) = catalogue.list()
+    assert (entry.state, entry.touched) == ("changed", (path.name,))
     with pytest.raises(IntegrityError) as caught:
         verify_files(model, silent)
     facts = dict(caught.value.facts)
@@ -169,6 +225,50 @@ def test_a_changed_byte_is_found_although_size_and_modification_time_are_the_sam
             verify_files(model, silent, trust_unchanged=True)
         assert caught.value.code == "model-digest"
         assert dict(caught.value.facts)["file"] == str(path)
+
+
+def state(catalogue):
+    (entry,) = catalogue.list()
+    return entry.state, entry.touched
+
+
+def test_a_listing_says_what_was_touched_and_a_check_that_passes_settles_it(catalogue, model):
+    assert state(catalogue) == ("ok", ())
+    os.utime(model.path / "config.json")
+    assert state(catalogue) == ("changed", ("config.json",))
+    verify_files(model, silent)
+    assert state(catalogue) == ("ok", ())
+    (model.path / "chat_template.jinja").write_text("")
+    assert state(catalogue) == ("changed", ("chat_template.jinja",))
+
+
+def test_a_changed_byte_is_listed_although_size_and_modification_time_are_the_same(catalogue, model):
+    path = model.path / "model-00001-of-00002.safetensors"
+    before = path.stat()
+    flip_last_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert state(catalogue) == ("changed", (path.name,))
+    with pytest.raises(IntegrityError):
+        verify_files(model, silent, trust_unchanged=True)
+    assert state(catalogue) == ("changed", (path.name,))
+
+
+def test_without_a_record_of_a_check_a_listing_does_not_say_ok(catalogue, model):
+    (catalogue.models_dir / ".checked-tiny.json").unlink()
+    assert state(catalogue)[0] == "unchecked"
+    assert set(state(catalogue)[1]) >= {"config.json", "tokenizer.json"}
+
+
+def test_a_listing_reads_no_weight(catalogue, model, monkeypatch):
+    opened = []
+    monkeypatch.setattr("builtins.open", lambda *args, **_: opened.append(args) or 1 / 0)
+    real = type(model.path).open
+    monkeypatch.setattr(
+        type(model.path), "open", lambda self, *a, **k: opened.append(self.name) or real(self, *a, **k)
+    )
+    assert state(catalogue) == ("ok", ())
+    assert opened
+    assert not [name for name in opened if "safetensors" in str(name) or "tokenizer" in str(name)]
 
 
 def test_a_lost_or_torn_cache_costs_time_only(catalogue, model):

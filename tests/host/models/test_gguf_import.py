@@ -122,8 +122,8 @@ def test_the_licence_is_the_one_the_file_states(tmp_path, write_gguf):
 @pytest.mark.parametrize(
     ("changes", "code", "blamed"),
     [
-        ({"drop": ["blk.1.attn_q_norm"]}, "gguf-tensor-missing", "model.layers.1.self_attn.q_norm.weight"),
-        ({"drop": ["token_embd"]}, "gguf-tensor-missing", "model.embed_tokens.weight"),
+        ({"drop": ["blk.1.attn_q_norm"]}, "weights-missing", "blk.1.attn_q_norm.weight"),
+        ({"drop": ["token_embd"]}, "weights-missing", "token_embd.weight"),
         ({"extra": ["blk.0.mystery"]}, "gguf-tensor-unknown", "blk.0.mystery.weight"),
         ({"keys": {"split.count": 3}}, "gguf-split", "one of 3 parts"),
     ],

@@ -111,10 +111,10 @@ def test_a_tokenizer_that_does_not_load_is_refused(hugging_face_folder, tmp_path
 @pytest.mark.parametrize(
     ("changes", "blamed"),
     [
-        ({"model_type": None}, "model_type is None"),
+        ({"model_type": None}, "model_type is missing"),
         ({"model_type": 3}, "model_type is 3"),
-        ({"vision_config": {}}, "has vision_config and no text_config"),
-        ({"text_config": {}}, "text_config.model_type is None"),
+        ({"vision_config": {}}, "a multimodal model (vision_config) and has no text_config"),
+        ({"text_config": {}}, "text_config.hidden_size is missing"),
     ],
 )
 def test_a_config_that_does_not_say_what_the_model_is_is_refused(hugging_face_folder, changes, blamed):

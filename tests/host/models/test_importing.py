@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from vox_host.errors import ModelError, UsageError
+from vox_host.errors import IntegrityError, ModelError, UsageError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.demo_model import DemoSource
 from vox_host.models.gguf_import import GgufSource
@@ -87,6 +87,14 @@ def test_importing_the_same_bytes_again_changes_nothing(source, catalogue, huggi
     assert (first.path / "config.json").stat().st_mtime_ns == before
 
 
+def test_importing_again_does_not_call_a_changed_model_the_same(source, catalogue, hugging_face_folder):
+    path = bring(source, catalogue).model.path / "config.json"
+    path.write_bytes(path.read_bytes().replace(b"512", b"513"))
+    with pytest.raises(IntegrityError) as caught:
+        bring(HuggingFaceSource(hugging_face_folder), catalogue)
+    assert caught.value.code == "model-digest"
+
+
 def test_other_bytes_under_the_same_name_are_refused(source, catalogue, hugging_face_folder):
     bring(source, catalogue)
     (hugging_face_folder / "generation_config.json").write_text("{}")
@@ -100,7 +108,7 @@ def test_other_bytes_under_the_same_name_are_refused(source, catalogue, hugging_
 def test_a_broken_model_of_that_name_is_not_taken_for_the_same(source, catalogue):
     path = bring(source, catalogue).model.path
     (path / "tokenizer.json").unlink()
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(IntegrityError) as caught:
         bring(source, catalogue)
     assert caught.value.code == "model-broken"
     assert "vox-host model remove tiny" in caught.value.remedy

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugin_toys import make_tools, write_toy_wheel
 
-from vox_host.errors import PluginError
+from vox_host.errors import PluginError, VoxError
 from vox_host.installation.tools import find_tools, run_tool
 
 
@@ -52,17 +52,17 @@ def test_death_by_a_signal_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "code"),
+    ("output", "code", "exit_code"),
     [
-        ("OSError: [Errno 28] No space left on device", "disk-full"),
-        ("CMake Error: No CMAKE_CXX_COMPILER could be found.", "no-compiler"),
-        ("something else", "tool-failed"),
+        ("OSError: [Errno 28] No space left on device", "disk-full", 2),
+        ("CMake Error: No CMAKE_CXX_COMPILER could be found.", "no-compiler", 3),
+        ("something else", "tool-failed", 3),
     ],
 )
-def test_a_known_cause_has_its_own_code(output: str, code: str) -> None:
-    with pytest.raises(PluginError) as caught:
+def test_a_known_cause_has_its_own_code(output: str, code: str, exit_code: int) -> None:
+    with pytest.raises(VoxError) as caught:
         run_python(f"import sys; sys.exit({output!r})")
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
 
 
 def test_a_tool_that_is_not_there_is_named(tmp_path: Path) -> None:

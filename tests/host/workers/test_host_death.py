@@ -97,7 +97,7 @@ def assert_none_is_left(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
 def test_without_a_shell_for_the_watchdog_the_parent_death_signal_does_it(tmp_path: Path) -> None:
-    no_shell = "from vox_host.workers import process; process._SHELL = Path('/absent')"
+    no_shell = "from vox_host import watchdog; watchdog.SHELL = Path('/absent')"
     host = HOST.replace("\nasync def main", f"\n{no_shell}\nasync def main")
     assert_none_is_left(tmp_path, {"at_token": {"1": "gil"}}, signal.SIGKILL, family_size=1, host_code=host)
 

@@ -71,9 +71,9 @@ async def test_what_was_written_last_is_kept_and_no_more_than_8_kib_is_shown(tmp
     )
     await process.exited
     process.connection.close()
-    assert process.tail().endswith("line 1999\nline 2000\n")
-    assert len(process.tail()) == 8192
-    assert process.log_path.read_text().startswith("first\n")
+    assert process.log.tail().endswith("line 1999\nline 2000\n")
+    assert len(process.log.tail()) == 8192
+    assert process.log.path.read_text().startswith("first\n")
 
 
 async def test_each_process_has_a_log_of_its_own_and_old_ones_go(tmp_path: Path) -> None:
@@ -87,11 +87,24 @@ async def test_each_process_has_a_log_of_its_own_and_old_ones_go(tmp_path: Path)
         process = WorkerProcess.start(plan)
         await process.exited
         process.connection.close()
-        paths.add(process.log_path)
+        paths.add(process.log.path)
     assert len(paths) == 3
     assert all(path.exists() for path in paths)
     assert len(list(plan.log_dir.glob("vox-shell-2*"))) == 20
     assert (plan.log_dir / "vox-shell-metal-20200101-000000-1-0.log").exists()
+
+
+async def test_without_a_log_file_it_runs_and_writes_to_the_host_s_stderr(tmp_path: Path, capfd) -> None:
+    plan = interpreter(tmp_path, "pwd; echo said >&2; exit 0")
+    plan.log_dir.write_text("not a folder")
+    process = WorkerProcess.start(plan)
+    exit_ = await process.exited
+    process.connection.close()
+    assert exit_.status == 0
+    assert process.log.path is None
+    assert str(plan.log_dir) in process.log.problem
+    assert process.log.tail() == ""
+    assert capfd.readouterr() == ("", "/\nsaid\n")
 
 
 async def test_a_process_that_does_not_listen_is_terminated_then_killed(tmp_path: Path) -> None:
@@ -139,7 +152,7 @@ async def test_a_worker_has_the_standard_descriptors_and_its_own_and_no_other(tm
     await process.exited
     process.connection.close()
     secret.close()
-    lines = process.tail().split()
+    lines = process.log.tail().split()
     own = lines[lines.index("own") + 1]
     # The shell holds its own script as one more (10 in dash, 255 in bash).
     assert set(lines[: lines.index("own")]) - {"10", "255"} == {"0", "1", "2", own}

@@ -18,13 +18,16 @@ from pathlib import Path
 
 from vox_host.app.engine import WorkerEngine
 from vox_host.app.service import ModelInfo, ModelService
+from vox_host.byte_sizes import byte_size
 from vox_host.chat.template import ChatTemplate
 from vox_host.discovery import discover
 from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
-from vox_host.models.catalogue import Catalogue, InstalledModel, verify_files
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.models.verifying import verify_files
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
 from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker
@@ -88,7 +91,7 @@ async def open_model(
         VoxError: no model, no plugin, bytes that differ, a worker that can't load it; nothing is left.
     """
     model = Catalogue(settings.models_dir).find(options.model)
-    progress(f"model {model.name} ({model.architecture}, {_mib(model.size_bytes)})")
+    progress(f"model {model.name} ({model.architecture}, {byte_size(model.size_bytes)})")
     await _verify(model, progress)
     tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
@@ -97,7 +100,7 @@ async def open_model(
         if transcript is not None:
             stack.callback(transcript.close)
         template, template_warnings = await _open_template(stack, model, tokenizer, warn)
-        start = _Start(settings, options, machine, model, transcript, progress)
+        start = _Start(settings, options, machine, model, transcript, progress, warn)
         resolution, supervisor, load = await start.first_that_starts(found)
         stack.push_async_callback(supervisor.stop)
         for warning in (*resolution.warnings, *load.warnings):
@@ -158,6 +161,8 @@ class _Start:
     model: InstalledModel
     transcript: Transcript | None
     progress: Say
+    warn: Say
+    said_of_log: str | None = None
     outcomes: list[StageRecord] = field(default_factory=list)
 
     async def first_that_starts(
@@ -190,6 +195,7 @@ class _Start:
             async def load(
                 worker: Worker, chosen: Candidate = chosen, loads: list[m.LoadResult] = loads
             ) -> None:
+                self._warn_of_log(worker)
                 event = await worker.call("load_model", self._load_params(chosen))
                 loads.append(m.LoadResult.model_validate(event.result))
 
@@ -220,6 +226,12 @@ class _Start:
             self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
             # Resolved once more, so that the record holds what the attempts have shown.
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    def _warn_of_log(self, worker: Worker) -> None:
+        """Say once that there is no log file; a worker without one serves all the same."""
+        if worker.log_problem not in (None, self.said_of_log):
+            self.said_of_log = worker.log_problem
+            self.warn(f"the worker's log can't be written ({worker.log_problem}); it goes to stderr")
 
     async def _verified_plan(self, chosen: Candidate) -> LaunchPlan:
         # Each start maps the weights anew.
@@ -292,7 +304,3 @@ def _unix_time(iso: str) -> int:
     except ValueError:
         return 0
     return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"

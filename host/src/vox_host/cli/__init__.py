@@ -27,7 +27,7 @@ __all__ = ["main", "run"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("vox_host.cli.doctor", "Show this machine, and which plugin would run on it and why."),
     "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify and remove plugins."),
-    "model": ("vox_host.cli.model", "Import, list, show and remove models."),
+    "model": ("vox_host.cli.model", "Import, list, show, verify and remove models."),
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
@@ -36,6 +36,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command to the module that has it and the line shown in --help."""
 
 _SUPPORTED = {"Linux", "Darwin"}
+
+_MAY_BE_EMPTY = {"--prompt", "--system", "--stop"}
+"""Options with a text of the user's own; what an empty one means is their commands' business."""
 
 
 def main() -> None:
@@ -64,6 +67,7 @@ def run(arguments: Sequence[str]) -> int:
             )
             return 3
         _check_encoding(arguments)
+        _refuse_empty(arguments)
         app = _build(arguments)
         status = app(list(arguments), prog_name="vox-host", standalone_mode=False)
         output.flush_output()
@@ -87,6 +91,24 @@ def _check_encoding(arguments: Sequence[str]) -> None:
             raise UsageError(
                 "usage", f"argument {position} is not valid UTF-8: {argument.encode('utf-8', 'replace')!r}"
             ) from None
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    # An empty text is what an unset variable of a shell leaves; as a path it would be the current folder.
+    for position, argument in enumerate(arguments):
+        before = arguments[position - 1] if position else ""
+        option, is_joined, value = argument.partition("=")
+        if argument == "" and before not in _MAY_BE_EMPTY:
+            what = before if before.startswith("--") else f"argument {position + 1}"
+        elif argument.startswith("--") and is_joined and not value and option not in _MAY_BE_EMPTY:
+            what = option
+        else:
+            continue
+        raise UsageError(
+            "usage",
+            f"{what} is empty; nothing was done",
+            remedy="Give it a value, or leave it out. An unset variable of a shell is an empty text.",
+        )
 
 
 def _build(arguments: Sequence[str]) -> typer.Typer:

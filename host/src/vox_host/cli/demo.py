@@ -51,11 +51,12 @@ def demo(
         raise UsageError("path-missing", f"{source} does not exist; nothing was done", remedy="make wheels")
     started = time.monotonic()
     pins = ["--constraint", str(constraint)] if constraint else []
-    _step("the machine", "doctor", may_fail=True)
     _step(
         "the plugin: its checksum verified, then built into an environment of its own",
         *("plugin", "install", "--path", str(source), "--find-links", str(wheels), *pins),
     )
+    # After the plugin, so that it has something to choose.
+    _step("the machine, and what would run on it", "doctor", may_fail=True)
     if accept_license:
         print_line("    --accept-license: the Gemma Terms of Use are accepted for you")
     _step(

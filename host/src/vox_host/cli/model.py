@@ -1,6 +1,6 @@
-"""vox-host model: import, list, show, remove.
+"""vox-host model: import, list, show, verify, remove.
 
-`list` and `show` read manifests and file sizes only; what imports is loaded when it is needed.
+`list` and `show` read manifests and what `stat` says; what imports is loaded when it is needed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ from typing import Annotated, Any
 
 import typer
 
-from vox_host.cli.output import print_json, print_line, print_progress, print_table
-from vox_host.models.catalogue import BrokenModel, Catalogue, InstalledModel, verify_files
+from vox_host.byte_sizes import byte_size
+from vox_host.cli.output import (
+    print_json,
+    print_line,
+    print_progress,
+    print_table,
+    print_warning,
+    render_error,
+)
+from vox_host.errors import IntegrityError, VoxError
+from vox_host.models.catalogue import Catalogue, check_name
+from vox_host.models.installed import BrokenModel, InstalledModel
 from vox_host.models.safetensors_write import Progress
+from vox_host.models.verifying import verify_files
 from vox_host.settings import load_settings, tool_environment
 
 __all__ = ["register"]
 
 model_app = typer.Typer(
-    help="Import, list, show and remove models.", no_args_is_help=True, rich_markup_mode=None
+    help="Import, list, show, verify and remove models.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -48,30 +59,43 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import a model into the store: all of it, or nothing."""
-    from vox_host.models.importing import import_model, open_source
+    from vox_host.models.importing import check_import, import_model, open_source
 
+    if name is not None:
+        check_name(name)
+    catalogue = Catalogue(load_settings().models_dir)
     opened = open_source(source, environment=tool_environment(), wheels_dir=wheels)
+    # Whatever can be refused is refused before anyone is asked to read a licence.
+    check_import(opened, catalogue, name=name)
+    for note in opened.notes:
+        print_warning(note)
     print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
     if accept_license:
         print_line("You accept it by --accept-license.", error=True)
     with _progress() as progress:
         imported = import_model(
             opened,
-            Catalogue(load_settings().models_dir),
+            catalogue,
             name=name,
             accept_license=accept_license,
             progress=progress,
         )
     if json:
-        print_json(_facts(imported.model) | {"was_there": imported.was_there})
+        print_json(_facts(imported.model) | {"was_there": imported.was_there, "notes": list(opened.notes)})
         return
     did = "was already imported" if imported.was_there else "is imported"
-    print_line(f"{imported.model.name} {did}: {_size(imported.model.size_bytes)} in {imported.model.path}")
+    print_line(
+        f"{imported.model.name} {did}: {byte_size(imported.model.size_bytes)} in {imported.model.path}"
+    )
 
 
 @model_app.command("list")
 def list_models(json: Json = False) -> None:
-    """List every model in the store, the broken ones too."""
+    """List every model in the store, the broken ones too.
+
+    State: ok (no file was touched since its last check), changed (some were: `model verify` reads
+    them), unchecked (no check is on record), broken. No weight is read.
+    """
     catalogue = Catalogue(load_settings().models_dir)
     entries = catalogue.list()
     if json:
@@ -93,20 +117,64 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one model: where it is, where it came from, on what terms."""
-    model = Catalogue(load_settings().models_dir).find(name)
+    catalogue = Catalogue(load_settings().models_dir)
+    model = catalogue.find(name)
     facts = _facts(model)
     if verify:
-        with _progress() as progress:
-            verify_files(model, progress)
-        facts["verified"] = True
+        _verify(model)
+        # The check is on record now.
+        facts = _facts(catalogue.find(name)) | {"verified": True}
     if json:
         print_json(facts)
         return
     for key, value in facts.items():
         if key == "source":
             value = ", ".join(f"{k} {v}" for k, v in value.items() if not isinstance(v, dict))
-        if value is not None:
+        if isinstance(value, list):
+            value = ", ".join(value)
+        if value not in (None, ""):
             print_line(f"{key:<16} {value}")
+
+
+@model_app.command()
+def verify(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this model.")] = None,
+    json: Json = False,
+) -> None:
+    """Read every byte of models again and compare it with what was imported."""
+    catalogue = Catalogue(load_settings().models_dir)
+    if name is not None:
+        report = [_verify(catalogue.find(name))]
+    else:
+        report = [_verify_or_say_why(entry) for entry in catalogue.list()]
+    if json:
+        print_json({"models": report})
+    else:
+        for row in report:
+            if row["verified"]:
+                print_line(f"{row['model']}: {row['files']} files match sha256:{row['digest']}")
+    if not all(row["verified"] for row in report):
+        raise typer.Exit(IntegrityError.exit_code)
+
+
+def _verify(model: InstalledModel) -> dict[str, Any]:
+    with _progress() as progress:
+        files = verify_files(model, progress)
+    return {"model": model.name, "verified": True, "files": files, "digest": model.digest}
+
+
+def _verify_or_say_why(entry: InstalledModel | BrokenModel) -> dict[str, Any]:
+    """Verify one of many: what is wrong with it is printed, and the next one's turn comes."""
+    error: VoxError
+    if isinstance(entry, BrokenModel):
+        error = entry.error
+    else:
+        try:
+            return _verify(entry)
+        except VoxError as raised:
+            error = raised
+    print_line(f"{entry.name}: {render_error(error)}", error=True)
+    return {"model": entry.name, "verified": False, "error": error.as_dict()}
 
 
 @model_app.command()
@@ -128,11 +196,13 @@ def _facts(entry: InstalledModel | BrokenModel) -> dict[str, Any]:
             "code": entry.code,
             "problem": entry.problem,
             "missing": list(entry.missing),
+            "facts": dict(entry.error.facts),
         }
     return {
         "name": entry.name,
         "path": str(entry.path),
-        "state": "ok",
+        "state": entry.state,
+        "touched": list(entry.touched),
         "architecture": entry.architecture,
         "context_length": entry.context_length,
         "size_bytes": entry.size_bytes,
@@ -148,26 +218,55 @@ def _row(entry: InstalledModel | BrokenModel) -> tuple[str, ...]:
     if isinstance(entry, BrokenModel):
         return (entry.name, "-", "-", "-", "-", f"broken: {entry.problem}")
     context = str(entry.context_length or "-")
-    return (entry.name, entry.architecture, _size(entry.size_bytes), context, entry.license, "ok")
+    return (
+        entry.name,
+        entry.architecture,
+        byte_size(entry.size_bytes),
+        context,
+        entry.license,
+        _state(entry),
+    )
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def _state(model: InstalledModel) -> str:
+    if model.state == "ok":
+        return "ok"
+    files = (
+        f"{model.touched[0]} and {len(model.touched) - 1} more"
+        if len(model.touched) > 1
+        else model.touched[0]
+    )
+    said = "changed since the last check" if model.state == "changed" else "unchecked"
+    return f"{said}: {files}; vox-host model verify {model.name}"
+
+
+_LONG_STEP_BYTES = 16 << 20
+"""A shorter step is over before its quarters could tell anything."""
+
+
+def _tell_in_lines() -> Progress:
+    """Return a callback that prints one line per step, or one per quarter where the step is long."""
+    told: dict[str, int] = {}
+
+    def tell(step: str, done: int, total: int) -> None:
+        quarter = 4 * done // total if total else 4
+        if quarter <= told.get(step, -1) or (total < _LONG_STEP_BYTES and quarter < 4):
+            return
+        told[step] = quarter
+        if total >= _LONG_STEP_BYTES:
+            print_progress(f"{step} {25 * quarter}% of {byte_size(total)}")
+        else:
+            # A step of one has no bytes to count.
+            print_progress(f"{step} {byte_size(total)}" if total > 1 else step)
+
+    return tell
 
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield a progress callback: a moving bar on a terminal, a line for each quarter of a step elsewhere."""
+    """Yield a progress callback: a moving bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        told: dict[str, int] = {}
-
-        def tell(step: str, done: int, total: int) -> None:
-            quarter = 4 * done // total if total else 4
-            if quarter > told.get(step, -1):
-                told[step] = quarter
-                print_progress(f"{step} {25 * quarter}%" + (f" of {_size(total)}" if total > 1 else ""))
-
-        yield tell
+        yield _tell_in_lines()
         return
     from rich.console import Console
     from rich.progress import Progress as Bar

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vox_host.errors import UsageError, VoxError
@@ -47,13 +47,8 @@ def print_piece(text: str) -> None:
         BrokenPipeError: the reader has gone.
         UsageError: stdout can't be written.
     """
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise _output_failed(error) from None
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def flush_output() -> None:
@@ -61,9 +56,28 @@ def flush_output() -> None:
     print_piece("")
 
 
-def _output_failed(error: OSError) -> UsageError:
-    silence_stdout()
-    return UsageError("output-failed", f"standard output can't be written: {error.strerror or error}")
+class _Stdout(io.TextIOWrapper):
+    """A stdout that says of itself that it can't be written, whoever writes: `--help` is printed by typer."""
+
+    def write(self, text: str) -> int:
+        with _named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _named():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        reason = error.strerror or error
+        raise UsageError("output-failed", f"standard output can't be written: {reason}") from None
 
 
 def print_progress(text: str) -> None:
@@ -190,10 +204,19 @@ def prepare_streams() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal does not know is no reason to fail.
-            stream.reconfigure(errors="replace")
+    # A character that the terminal does not know is no reason to fail; escaped, it is not lost either.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        was, encoding, by_line = sys.stdout, sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = _Stdout(
+            was.detach(), encoding=encoding, errors="backslashreplace", line_buffering=by_line
+        )
+        if sys.__stdout__ is was:
+            # The interpreter flushes this one as it ends, and the old one has no file any more.
+            sys.__stdout__ = sys.stdout  # type: ignore[misc]
 
 
 def silence_stdout() -> None:

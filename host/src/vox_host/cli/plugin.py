@@ -39,7 +39,10 @@ def register(app: typer.Typer) -> None:
 @plugin_app.command("list")
 def list_plugins(json: Json = False) -> None:
     """List every plugin that was found, the broken ones too."""
+    from vox_host.installation import remove_remains
+
     settings = load_settings()
+    remove_remains(settings.plugins_dir, print_progress)
     candidates = discover(settings.plugins_dir)
     if json:
         print_json({"plugins": [_summary(c) for c in candidates]})

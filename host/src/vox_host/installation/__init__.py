@@ -1,11 +1,11 @@
 """Install and remove plugins: from a path to a verified environment with a receipt.
 
 `sources` says what a path is, `wheel` what an archive holds, `tools` runs uv, pip and the
-interpreter, `environment` builds the plugin's own environment, `store` is the plugin folder
+interpreter, `store` is the plugin folder
 (lock, leftovers, receipts), and `install` joins them.
 """
 
 from vox_host.installation.install import Installed, InstallRequest, install
-from vox_host.installation.store import remove
+from vox_host.installation.store import remove, remove_remains
 
-__all__ = ["InstallRequest", "Installed", "install", "remove"]
+__all__ = ["InstallRequest", "Installed", "install", "remove", "remove_remains"]

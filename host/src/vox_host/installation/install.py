@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vox_host.errors import IntegrityError, PluginError, VoxError
+from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.installation import sources, store
 from vox_host.installation.tools import Tools
 from vox_host.installation.wheel import InspectedWheel, inspect_wheel
@@ -86,7 +86,7 @@ def install(request: InstallRequest) -> Installed:
     installed before.
 
     Raises:
-        UsageError: the path holds nothing installable.
+        UsageError: the path holds nothing installable, or the disk is full or may not be written.
         PluginError: the plugin can't be installed here.
         IntegrityError: bytes are not what a manifest or record declares, or nothing vouches
             for them where that is required.
@@ -334,16 +334,17 @@ def _disk_errors(plugins_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Not the plugin's fault: the same codes and status as of every other command.
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise PluginError(
+            raise UsageError(
                 "disk-full",
                 "the disk has no room left; nothing was installed",
                 facts=[("folder", str(plugins_dir)), ("system", error.strerror)],
                 remedy="Free some space, or set VOX_HOME to a folder on another disk.",
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise PluginError(
-                "plugins-not-writable",
+            raise UsageError(
+                "not-writable",
                 f"{error.filename or plugins_dir} can't be written: {error.strerror}; nothing was installed",
                 remedy="Set VOX_HOME to a folder you may write to.",
             ) from None

@@ -26,7 +26,16 @@ from vox_host.errors import PluginError, UsageError, VoxError
 from vox_host.installation.tools import Report
 from vox_host.integrity import Receipt, listing_path, load_receipt, write_aside
 
-__all__ = ["ENVIRONMENTS", "locked", "new_environment", "publish", "receipt_of", "remove", "staging"]
+__all__ = [
+    "ENVIRONMENTS",
+    "locked",
+    "new_environment",
+    "publish",
+    "receipt_of",
+    "remove",
+    "remove_remains",
+    "staging",
+]
 
 ENVIRONMENTS = ".environments"
 _STAGING = ".staging-"
@@ -59,6 +68,17 @@ def locked(plugins_dir: Path, report: Report) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def remove_remains(plugins_dir: Path, report: Report = lambda line: None) -> None:
+    """Remove what interrupted installations have left, unless somebody is at work or it can't be done.
+
+    For commands that only read: it never waits and never fails.
+    """
+    if not plugins_dir.is_dir():
+        return
+    with contextlib.suppress(OSError, Timeout), FileLock(plugins_dir / ".lock", timeout=0):
+        _clean(plugins_dir, report)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vox_host.errors import PluginError
+from vox_host.errors import PluginError, UsageError, VoxError
 from vox_host.tool_process import tool_process
 
 __all__ = ["Report", "Tools", "find_tools", "run_tool"]
@@ -163,6 +163,7 @@ def run_tool(
 
     Raises:
         PluginError: it can't be started or failed; the last lines of its output are in the facts.
+        UsageError: the disk is full.
     """
     arguments = [str(part) for part in command]
     started = time.monotonic()
@@ -213,7 +214,7 @@ _KNOWN_CAUSES = (
 )
 
 
-def _failed(what: str, arguments: list[str], status: int, tail: list[str]) -> PluginError:
+def _failed(what: str, arguments: list[str], status: int, tail: list[str]) -> VoxError:
     code, remedy = "tool-failed", "The last lines are the tool's own; solve what they say and try again."
     text = "\n".join(tail)
     for sign, known_code, known_remedy in _KNOWN_CAUSES:
@@ -223,4 +224,5 @@ def _failed(what: str, arguments: list[str], status: int, tail: list[str]) -> Pl
     ended = f"signal {-status}" if status < 0 else f"status {status}"
     facts = [("command", " ".join(arguments)), ("exit", ended)]
     facts.append(("output", text or "nothing was printed"))
-    return PluginError(code, f"{what} failed; nothing was installed", facts=facts, remedy=remedy)
+    kind = UsageError if code == "disk-full" else PluginError
+    return kind(code, f"{what} failed; nothing was installed", facts=facts, remedy=remedy)

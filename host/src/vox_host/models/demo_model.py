@@ -124,6 +124,7 @@ class DemoSource:
         self.environment = environment
         self.wheels_dir = wheels_dir
         self.default_name = manifest.model.name
+        self.notes: tuple[str, ...] = ()
         self.license = License(
             manifest.license.id,
             f"{manifest.license.name}, {manifest.license.url} (and in the imported model's folder)",

@@ -17,7 +17,7 @@ from typing import Any
 from vox_host.errors import ModelError
 from vox_host.models.gguf_header import GgufFile, GgufTensor
 
-__all__ = ["FAMILIES", "Family", "config_json", "family_of", "hugging_face_names", "missing_tensors"]
+__all__ = ["CONFIG_KEYS", "FAMILIES", "Family", "config_json", "family_of", "gguf_name", "hugging_face_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Family:
     model_type: str
     hugging_face_class: str
     layer_tensors: Mapping[str, str]
-    """The name within `blk.N.` to the name within `model.layers.N.`; a complete model has them all."""
+    """The name within `blk.N.` to the name within `model.layers.N.`"""
     norms_include_one: bool
 
 
@@ -75,6 +75,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 _MODEL_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 _HEAD = "output"
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)\.weight")
+_HUGGING_FACE_LAYER_TENSOR = re.compile(r"model\.layers\.([0-9]+)\.(.+)\.weight")
+
+CONFIG_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "vocab_size": "tokenizer.ggml.tokens",
+        "hidden_size": "{}.embedding_length",
+        "intermediate_size": "{}.feed_forward_length",
+        "num_hidden_layers": "{}.block_count",
+        "num_attention_heads": "{}.attention.head_count",
+        "num_key_value_heads": "{}.attention.head_count_kv",
+        "head_dim": "{}.attention.key_length",
+        "rms_norm_eps": "{}.attention.layer_norm_rms_epsilon",
+        "max_position_embeddings": "{}.context_length",
+        "rope_theta": "{}.rope.freq_base",
+        "rope_scaling": "{}.rope.scaling.type",
+        "factor": "{}.rope.scaling.factor",
+        "original_max_position_embeddings": "{}.rope.scaling.original_context_length",
+        "rope_local_base_freq": "{}.rope.freq_base_swa",
+        "attn_logit_softcapping": "{}.attn_logit_softcapping",
+        "final_logit_softcapping": "{}.final_logit_softcapping",
+        "sliding_window": "{}.attention.sliding_window",
+        "sliding_window_pattern": "{}.attention.sliding_window_pattern",
+    }
+)
+"""Which key of the file, {} being its architecture, a key of config.json is made from."""
 
 
 def family_of(file: GgufFile) -> Family:
@@ -130,15 +155,17 @@ def _hugging_face_name(name: str, family: Family) -> str | None:
     return f"model.layers.{match[1]}.{family.layer_tensors[match[2]]}.weight"
 
 
-def missing_tensors(names: Mapping[str, object], family: Family, layers: int) -> list[str]:
-    """Return the Hugging Face names that a complete model has and `names` hasn't."""
-    wanted = [f"{theirs}.weight" for theirs in _MODEL_TENSORS.values()]
-    wanted += [
-        f"model.layers.{layer}.{theirs}.weight"
-        for layer in range(layers)
-        for theirs in family.layer_tensors.values()
-    ]
-    return [name for name in wanted if name not in names]
+def gguf_name(name: str, family: Family) -> str:
+    """Return what GGUF calls the tensor that Hugging Face calls `name`; one it has no word for stays."""
+    whole = {"lm_head.weight": f"{_HEAD}.weight"}
+    whole |= {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in _MODEL_TENSORS.items()}
+    if name in whole:
+        return whole[name]
+    match = _HUGGING_FACE_LAYER_TENSOR.fullmatch(name)
+    ours = {theirs: ours for ours, theirs in family.layer_tensors.items()}
+    if match is None or match[2] not in ours:
+        return name
+    return f"blk.{match[1]}.{ours[match[2]]}.weight"
 
 
 def config_json(file: GgufFile, family: Family, names: Mapping[str, GgufTensor]) -> dict[str, Any]:

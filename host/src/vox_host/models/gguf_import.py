@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import ModelError
-from vox_host.models.gguf_config import Family, config_json, family_of, hugging_face_names, missing_tensors
+from vox_host.models.family_check import check_family
+from vox_host.models.gguf_config import (
+    CONFIG_KEYS,
+    Family,
+    config_json,
+    family_of,
+    gguf_name,
+    hugging_face_names,
+)
 from vox_host.models.gguf_header import GgufFile, GgufTensor, read_gguf_header
 from vox_host.models.gguf_tokenizer import parse_vocabulary, tokenizer_config, tokenizer_json
 from vox_host.models.safetensors_write import Piece, Progress, copy_hashed, write_safetensors
-from vox_host.models.source import Contents, License
+from vox_host.models.source import Contents, License, as_model_error
 from vox_host.models.tokenizer_file import load_tokenizer
+from vox_plugin_api.checkpoint import CheckpointError
+from vox_plugin_api.families.tensors import StoredAs
 
 __all__ = ["GgufSource", "Translation", "translate"]
 
@@ -38,6 +48,8 @@ class Translation:
 
     family: Family
     config: dict[str, Any]
+    stored: Mapping[str, StoredAs]
+    """The tensors, by Hugging Face's names."""
     pieces: tuple[Piece, ...]
     quant_metadata: dict[str, Any]
 
@@ -68,6 +80,7 @@ def translate(file: GgufFile) -> Translation:
     return Translation(
         family=family,
         config=config_json(file, family, names),
+        stored={name: StoredAs(tensor.type.name, tensor.shape) for name, tensor in names.items()},
         pieces=tuple(pieces),
         quant_metadata={
             "version": 1,
@@ -108,17 +121,7 @@ class GgufSource:
         self.path = path
         self.file = read_gguf_header(path)
         self.translation = translate(self.file)
-        layers = self.translation.config["num_hidden_layers"]
-        missing = missing_tensors(
-            {p.name: p for p in self.translation.pieces}, self.translation.family, layers
-        )
-        if missing:
-            raise ModelError(
-                "gguf-tensor-missing",
-                f"{path} lacks {len(missing)} tensors of its {layers} layers: {', '.join(missing[:5])}; "
-                "nothing was imported",
-                facts=[("file", str(path)), ("missing", missing[:100])],
-            )
+        self.notes = _check(path, self.translation)
         self.vocabulary = parse_vocabulary(self.file.metadata, str(path))
         self.default_name = _plain_name(path.stem)
         self.license = _license(self.file)
@@ -168,6 +171,37 @@ class GgufSource:
         if self.vocabulary.chat_template is not None:
             documents["chat_template.jinja"] = self.vocabulary.chat_template
         return documents
+
+
+def _check(path: Path, translation: Translation) -> tuple[str, ...]:
+    """Hold the file against what its family needs; return what the user should know.
+
+    Raises:
+        ModelError: it could never be loaded.
+    """
+    family = translation.family
+    try:
+        return check_family(
+            translation.config,
+            translation.stored,
+            config_source=str(path),
+            weights_source=str(path),
+            spell=lambda name: gguf_name(name, family),
+        )
+    except CheckpointError as error:
+        raised = as_model_error(error)
+        made_from = [
+            (key, f"made from {gguf_key.format(family.architecture)}")
+            for key, gguf_key in CONFIG_KEYS.items()
+            if re.search(rf"\b{key}\b", error.message)
+        ]
+        keys = made_from if error.code.startswith("config-") else []
+        raise ModelError(
+            raised.code,
+            raised.message,
+            facts=[("file", str(path)), *raised.facts, *keys],
+            remedy="Fetch the file again; if it stays so, it was converted wrongly.",
+        ) from None
 
 
 def _write_document(path: Path, value: Any) -> str:

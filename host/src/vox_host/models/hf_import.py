@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import ModelError
-from vox_host.models.hf_shapes import check_tensors
+from vox_host.models.family_check import check_family
 from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_host.models.source import Contents, License, as_model_error
-from vox_host.models.tokenizer_file import load_tokenizer
+from vox_host.models.tokenizer import Tokenizer
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
+from vox_plugin_api.families import stored_tensors, text_model_type
 
 __all__ = ["HuggingFaceSource"]
 
@@ -38,7 +39,7 @@ class HuggingFaceSource:
     """A folder in Hugging Face's layout."""
 
     def __init__(self, path: Path) -> None:
-        """Read and check the folder `path`, its weights' headers only.
+        """Read and check the folder `path`: everything but the weights themselves.
 
         Raises:
             ModelError: a file is missing, malformed, or of a kind that isn't read.
@@ -46,13 +47,14 @@ class HuggingFaceSource:
         self.path = path
         try:
             checkpoint = Checkpoint.open(path)
-            config = _config(path)
-            self.architecture = _architecture(config, path / "config.json")
+            config, config_source = _config(path), str(path / "config.json")
+            self.architecture = text_model_type(config, source=config_source)
+            self.notes = check_family(
+                config, stored_tensors(checkpoint), config_source=config_source, weights_source=str(path)
+            )
         except CheckpointError as error:
             raise as_model_error(error) from None
-        check_tensors(config, checkpoint, path / "config.json")
-        if not (path / "tokenizer.json").is_file():
-            raise _no_tokenizer(path)
+        _check_tokenizer(path)
         self.files = _files(path, checkpoint)
         self.default_name = re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).strip("-._") or "model"
         self.license = _license(path)
@@ -68,12 +70,7 @@ class HuggingFaceSource:
         return {"kind": "huggingface", "file": self.path.resolve().name, "sha256": model_digest(digests)}
 
     def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
-        """Copy the files into `target`.
-
-        Raises:
-            ModelError: tokenizer.json isn't a tokenizer.
-        """
-        load_tokenizer(self.path / "tokenizer.json")
+        """Copy the files into `target`."""
         self._digests = self._copy(target, progress)
         return Contents(self.architecture, self._digests)
 
@@ -100,24 +97,19 @@ def _config(path: Path) -> dict[str, Any]:
     return read_json_object(source, code="config-invalid")
 
 
-def _architecture(config: dict[str, Any], source: Path) -> str:
-    """Return the model_type of the text model, as the config.json at `source` states it."""
-    text_config = config.get("text_config")
-    if text_config is None:
-        text_config = config
-    towers = [key for key in ("vision_config", "audio_config") if key in config]
-    if towers and text_config is config:
-        raise CheckpointError(
-            "config-multimodal",
-            f"{source} has {towers[0]} and no text_config: its text model cannot be told from the rest",
-        )
-    model_type = text_config.get("model_type") if isinstance(text_config, dict) else None
-    if not isinstance(model_type, str) or not model_type:
-        key = "model_type" if text_config is config else "text_config.model_type"
-        raise CheckpointError(
-            "config-invalid", f"{source}: {key} is {model_type!r:.60}; wanted the name of an architecture"
-        )
-    return model_type
+def _check_tokenizer(path: Path) -> None:
+    """Read the tokenizer's files once as a server would."""
+    if not (path / "tokenizer.json").is_file():
+        raise _no_tokenizer(path)
+    try:
+        Tokenizer.load(path)
+    except ModelError as error:
+        raise ModelError(
+            error.code,
+            f"{error.message}; nothing was imported",
+            facts=error.facts,
+            remedy="Fetch the tokenizer's files again from where the model came from.",
+        ) from None
 
 
 def _no_tokenizer(path: Path) -> ModelError:

@@ -20,16 +20,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vox_host.errors import ModelError, UsageError
-from vox_host.models.catalogue import (
-    BrokenModel,
-    Catalogue,
-    InstalledModel,
-    check_name,
-    note_as_verified,
-)
+from vox_host.models.catalogue import Catalogue, check_name
 from vox_host.models.demo_model import DemoSource, demo_names, load_demo_manifest
 from vox_host.models.gguf_import import GgufSource
 from vox_host.models.hf_import import HuggingFaceSource
+from vox_host.models.installed import BrokenModel, InstalledModel
 from vox_host.models.model_manifest import (
     MODEL_MANIFEST,
     FileRecord,
@@ -41,9 +36,10 @@ from vox_host.models.model_manifest import (
 )
 from vox_host.models.safetensors_write import Progress
 from vox_host.models.source import Contents, Source, as_model_error
+from vox_host.models.verifying import note_as_verified, verify_files
 from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 
-__all__ = ["Imported", "import_model", "open_source"]
+__all__ = ["Imported", "check_import", "import_model", "open_source"]
 
 _STAGING = ".importing-"
 
@@ -112,6 +108,23 @@ def _one_file(path: Path) -> UsageError | ModelError:
     )
 
 
+def check_import(source: Source, catalogue: Catalogue, *, name: str | None) -> str:
+    """Return the name that `source` would have in the store, if all that is cheap to check allows it.
+
+    Raises:
+        UsageError: the name can't be one.
+        ModelError: the disk has too little room, or what has the name now is no usable model.
+        IntegrityError: what has the name now is not what was imported.
+    """
+    name = check_name(source.default_name if name is None else name)
+    target = catalogue.models_dir / name
+    if target.exists():
+        _usable(catalogue, name)
+    else:
+        _check_room(catalogue.models_dir, source.needed_bytes(), name)
+    return name
+
+
 def import_model(
     source: Source,
     catalogue: Catalogue,
@@ -125,8 +138,9 @@ def import_model(
     Raises:
         UsageError: the licence wasn't accepted, or the name is taken.
         ModelError: the source is malformed, or the disk has too little room.
+        IntegrityError: what has the name now is not what was imported.
     """
-    name = check_name(source.default_name if name is None else name)
+    name = check_import(source, catalogue, name=name)
     if not accept_license:
         raise UsageError(
             "license-not-accepted",
@@ -138,7 +152,6 @@ def import_model(
         target = catalogue.models_dir / name
         if target.exists():
             return Imported(_already_there(source, catalogue, name, progress), was_there=True)
-        _check_room(catalogue.models_dir, source.needed_bytes(), name)
         with _staging(catalogue.models_dir) as staging:
             model, scratch = staging / "model", staging / "scratch"
             model.mkdir()
@@ -149,23 +162,15 @@ def import_model(
                 _sync_directory(directory)
             model.rename(target)
         _sync_directory(catalogue.models_dir)
+        note_as_verified(target)
         imported = catalogue.find(name)
-        note_as_verified(imported)
     return Imported(imported, was_there=False)
 
 
 def _already_there(source: Source, catalogue: Catalogue, name: str, progress: Progress) -> InstalledModel:
     """Return the model `name` if it came from the very bytes of `source`."""
-    target = catalogue.models_dir / name
-    entry = next((e for e in catalogue.list() if e.name == name), None)
-    if entry is None or isinstance(entry, BrokenModel):
-        raise ModelError(
-            "model-broken",
-            f"{target} exists, but holds no usable model; nothing was imported",
-            facts=[("problem", entry.problem if entry is not None else "it is not a directory")],
-            remedy=f"`vox-host model remove {name}`, then import again.",
-        )
-    there = read_manifest(target / MODEL_MANIFEST).source
+    entry = _usable(catalogue, name)
+    there = read_manifest(entry.path / MODEL_MANIFEST).source
     identity = source.identity(progress)
     if there.get("sha256") != identity.get("sha256"):
         raise UsageError(
@@ -173,6 +178,22 @@ def _already_there(source: Source, catalogue: Catalogue, name: str, progress: Pr
             f"the store has another model named {name!r}; nothing was imported",
             facts=[("there", there.get("sha256")), ("given", identity.get("sha256"))],
             remedy=f"Choose another name with --name, or `vox-host model remove {name}` first.",
+        )
+    verify_files(entry, progress, trust_unchanged=True)
+    return catalogue.find(name)
+
+
+def _usable(catalogue: Catalogue, name: str) -> InstalledModel:
+    """Return the model that has the name now."""
+    target = catalogue.models_dir / name
+    entry = next((e for e in catalogue.list() if e.name == name), None)
+    if entry is None or isinstance(entry, BrokenModel):
+        kind = ModelError if entry is None else type(entry.error)
+        raise kind(
+            "model-broken",
+            f"{target} exists, but holds no usable model; nothing was imported",
+            facts=[("problem", entry.problem if entry is not None else "it is not a directory")],
+            remedy=f"`vox-host model remove {name}`, then import again.",
         )
     return entry
 
@@ -210,7 +231,9 @@ def _staging(models_dir: Path) -> Iterator[Path]:
 
 
 def _check_room(models_dir: Path, needed: int, name: str) -> None:
-    free = shutil.disk_usage(models_dir).free
+    # The store may not be there yet: its folders will be on the disk of the first that is.
+    there = next(path for path in (models_dir, *models_dir.parents) if path.exists())
+    free = shutil.disk_usage(there).free
     if needed > free:
         raise ModelError(
             "disk-full",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vox_host.errors import ModelError
+from vox_host.errors import IntegrityError, ModelError
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 
 __all__ = [
@@ -30,6 +30,7 @@ LICENSE_FOLDER = "license/"
 """Where a model directory keeps the terms that came with it."""
 
 _HEX = r"^[0-9a-f]{64}$"
+_CHANGED = "model-manifest-changed"
 
 
 class _Strict(BaseModel):
@@ -64,6 +65,8 @@ class ModelManifest(_Strict):
     imported_at: str
     """UTC, ISO 8601."""
     files: dict[str, FileRecord]
+    manifest_digest: str | None = Field(default=None, pattern=_HEX)
+    """SHA-256 of this file's text with null here. None: in memory, and where an older vox-host wrote it."""
 
 
 def model_digest(digests: Mapping[str, str]) -> str:
@@ -80,28 +83,59 @@ def read_manifest(path: Path) -> ModelManifest:
     """Read the manifest at `path`.
 
     Raises:
-        ModelError: it is missing, malformed, or its digest isn't that of the files it lists.
+        ModelError: a newer vox-host wrote it.
+        IntegrityError: it is missing or isn't what was written.
     """
     try:
-        fields = read_json_object(path, code="model-manifest-invalid")
+        fields = read_json_object(path, code=_CHANGED)
+        version = fields.get("schema_version")
+        if type(version) is int and version > 1:
+            raise ModelError(
+                "model-manifest-version",
+                f"{path} is of a newer vox-host",
+                facts=[("expected", "schema_version 1"), ("found", version)],
+            )
         manifest = ModelManifest.model_validate(fields)
     except CheckpointError as error:
-        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+        raise IntegrityError(_CHANGED, error.message, facts=_both(path)) from None
     except ValidationError as error:
-        problems = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
-        raise ModelError(
-            "model-manifest-invalid", f"{path} is not a model manifest", facts=problems
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise IntegrityError(
+            _CHANGED, f"{path} is not a model manifest: {problems}", facts=_both(path)
         ) from None
+    _compare(path, "its digest is not that of its own text", manifest.manifest_digest, _own_digest(manifest))
     found = model_digest({name: record.sha256 for name, record in manifest.files.items()})
-    if found != manifest.digest:
-        raise ModelError(
-            "model-manifest-invalid",
-            f"{path} was changed: its digest is not that of the files it lists",
-            facts=[("expected", manifest.digest), ("found", found)],
-        )
+    _compare(path, "its digest is not that of the files it lists", manifest.digest, found)
     return manifest
 
 
 def manifest_text(manifest: ModelManifest) -> str:
-    """Return the manifest as it is written."""
+    """Return the manifest as it is written, its own digest included."""
+    return _text(manifest.model_copy(update={"manifest_digest": _own_digest(manifest)}))
+
+
+def _own_digest(manifest: ModelManifest) -> str:
+    text = _text(manifest.model_copy(update={"manifest_digest": None}))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(manifest: ModelManifest) -> str:
     return json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _compare(path: Path, problem: str, expected: str | None, found: str) -> None:
+    if expected is not None and expected != found:
+        raise IntegrityError(
+            _CHANGED,
+            f"{path} was changed: {problem}",
+            facts=[("expected", f"sha256:{expected}"), ("found", f"sha256:{found}")],
+        )
+
+
+def _both(path: Path) -> list[tuple[str, str]]:
+    try:
+        found = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    except OSError as error:
+        found = str(error.strerror)
+    # A manifest has its digest inside: of one that can't be read, it is lost too.
+    return [("expected", "the manifest that the import wrote"), ("found", found)]

@@ -37,6 +37,9 @@ class Source(Protocol):
 
     default_name: str
     license: License
+    notes: tuple[str, ...]
+    """What the user should know although it stops nothing: a family that nobody here knows, defaults taken,
+    tensors left unused."""
 
     def needed_bytes(self) -> int:
         """Return how much disk space `write` needs at its worst moment."""

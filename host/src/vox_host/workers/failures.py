@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import psutil
 
@@ -53,20 +52,12 @@ def worker_killed(
     )
 
 
-def not_started(plan: LaunchPlan, error: OSError) -> VoxError:
+def not_started(plan: LaunchPlan, error: OSError) -> WorkerFailedError:
     """Return the error for a process that could not even be started."""
-    where = Path(error.filename) if isinstance(error.filename, str) else error.filename
-    if isinstance(where, Path) and (where.is_relative_to(plan.log_dir) or plan.log_dir.is_relative_to(where)):
-        return UsageError(
-            "log-not-writable",
-            f"the worker's log can't be written: {error.strerror}; nothing was started",
-            facts=[("folder", str(plan.log_dir))],
-            remedy="Make the folder writable, or let VOX_HOME name one that is.",
-        )
     return WorkerFailedError(
         "worker-not-started",
         f'worker "{plan.plugin_id}" could not be started: {error.strerror or error}',
-        facts=[("interpreter", str(plan.python)), ("log directory", str(plan.log_dir))],
+        facts=[("interpreter", str(plan.python))],
         remedy=f"Run `vox-host plugin verify {plan.plugin_id}`, then install the plugin again.",
     )
 
@@ -76,7 +67,7 @@ def not_ended(plan: LaunchPlan, process: WorkerProcess) -> WorkerFailedError:
     return WorkerFailedError(
         "worker-not-ended",
         f'worker "{plan.plugin_id}" was sent SIGKILL and is still there',
-        facts=[("pid", process.pid), ("log", str(process.log_path))],
+        facts=[("pid", process.pid), ("log", str(process.log))],
         remedy="It probably waits inside the kernel, for a disk or a device driver (not confirmed); "
         f"`ps -o stat,wchan -p {process.pid}` shows where.",
     )
@@ -95,7 +86,7 @@ def refused(plan: LaunchPlan, process: WorkerProcess, error: m.WorkerError) -> V
     return kind(
         error.code,
         error.message,
-        facts=[*error.facts.items(), ("log", str(process.log_path))],
+        facts=[*error.facts.items(), ("log", str(process.log))],
         remedy=error.remedy or f"Run `vox-host plugin verify {plan.plugin_id}`, or install the plugin again.",
     )
 
@@ -115,11 +106,11 @@ def from_worker_error(error: m.WorkerError) -> VoxError:
 
 def _evidence(plan: LaunchPlan, process: WorkerProcess) -> list[tuple[str, object]]:
     memory = psutil.virtual_memory()
-    lines = process.tail().rstrip().splitlines()[-_SHOWN_LINES:]
+    lines = process.log.tail().rstrip().splitlines()[-_SHOWN_LINES:]
     return [
         ("command", f"{plan.python} -I -B -m vox_plugin_api.child {plan.plugin_id}"),
         ("pid", process.pid),
         ("last lines", lines),
         ("memory", f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB when it exited"),
-        ("log", str(process.log_path)),
+        ("log", str(process.log)),
     ]

@@ -1,8 +1,8 @@
 """One operating-system process of a worker: start it, learn of its end, end it.
 
 The process leads a session and a group of its own, gets one descriptor beyond the standard
-ones, and writes stdout and stderr to a file: a worker never waits for its host to read a line,
-and what it said last is there after any death. A second, tiny process outlives the host by the
+ones, and writes stdout and stderr to a log (`log_file`): a worker never waits for its host to
+read a line, and what it said last is there after any death. A watchdog process outlives the host by the
 moment it needs to kill the group, so that a worker inside a native call, and whatever it has
 started, ends with the host on every platform.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -19,18 +18,12 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
+from vox_host.watchdog import Watchdog
 from vox_host.workers.launch import LaunchPlan, Limits, worker_environment
+from vox_host.workers.log_file import HOST_STDERR, WorkerLog, open_log
 
 __all__ = ["Exit", "WorkerProcess"]
-
-_TAIL_BYTES = 8 * 1024
-_LOGS_KEPT = 20
-_SHELL = Path("/bin/sh")
-# The first line names the group; the second read returns when the host's end closes.
-_WATCHDOG = 'read -r group || exit 0; read -r _; kill -s KILL -- "-$group"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +51,13 @@ class WorkerProcess:
     def __init__(
         self,
         popen: subprocess.Popen[bytes],
-        watchdog: _Watchdog | None,
+        watchdog: Watchdog | None,
         connection: socket.socket,
-        log_path: Path,
+        log: WorkerLog,
     ) -> None:
         self.pid = popen.pid
         self.connection = connection
-        self.log_path = log_path
+        self.log = log
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._popen = popen
         self._watchdog = watchdog
@@ -79,21 +72,20 @@ class WorkerProcess:
         the kernel ties the worker's life to the thread that started it.
 
         Raises:
-            OSError: the interpreter or the log cannot be opened; nothing was started.
+            OSError: the interpreter cannot be started; nothing was.
         """
-        plan.log_dir.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         watchdog = None
         try:
-            log_path, log = _open_log(plan)
-            with log, theirs:
-                watchdog = _Watchdog.start()
+            log, file = open_log(plan.log_dir, plan.plugin_id)
+            with file or contextlib.nullcontext(), theirs:
+                watchdog = Watchdog.start()
                 popen = subprocess.Popen(
                     [plan.python, "-I", "-B", "-m", "vox_plugin_api.child", plan.plugin_id],
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=plan.log_dir,
+                    stdout=file or HOST_STDERR,
+                    stderr=file or HOST_STDERR,
+                    cwd=plan.log_dir if file else "/",
                     # The one place where the host's environment is handed on, filtered.
                     env=worker_environment(os.environ, plan.extra_environment, theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
@@ -106,14 +98,7 @@ class WorkerProcess:
             raise
         if watchdog is not None:
             watchdog.watch(popen.pid)
-        return cls(popen, watchdog, ours, log_path)
-
-    def tail(self) -> str:
-        """Return the end of what the process has written, at most 8 KiB."""
-        with self.log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
+        return cls(popen, watchdog, ours, log)
 
     def kill(self) -> None:
         """End the process and all it has started, now."""
@@ -168,57 +153,3 @@ def _kill_group(group: int, number: signal.Signals) -> None:
     # macOS says EPERM for a group in which only dead processes are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-class _Watchdog:
-    """A shell that reads from a pipe only this process holds, and kills a group when it ends."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int) -> None:
-        self._popen = popen
-        self._lifeline = lifeline
-
-    @classmethod
-    def start(cls) -> _Watchdog | None:
-        """Start it before its worker, or return None where there is no shell (Linux then still
-        has the parent-death signal)."""
-        if not _SHELL.exists():
-            return None
-        read_end, write_end = os.pipe()
-        try:
-            popen = subprocess.Popen(
-                [_SHELL, "-c", _WATCHDOG],
-                stdin=read_end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(write_end)
-            raise
-        finally:
-            os.close(read_end)
-        return cls(popen, write_end)
-
-    def watch(self, group: int) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._lifeline, f"{group}\n".encode())
-
-    def stop(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
-        os.close(self._lifeline)
-
-
-def _open_log(plan: LaunchPlan) -> tuple[Path, BinaryIO]:
-    """Open a new file for this process and forget the oldest ones of the same plugin."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    older = sorted(plan.log_dir.glob(f"{plan.plugin_id}-2*.log"))
-    for path in older[: -(_LOGS_KEPT - 1)]:
-        path.unlink(missing_ok=True)
-    for number in itertools.count():
-        path = plan.log_dir / f"{plan.plugin_id}-{stamp}-{os.getpid()}-{number}.log"
-        with contextlib.suppress(FileExistsError):
-            return path, path.open("xb")
-    raise AssertionError("unreachable: numbers do not end")

@@ -88,6 +88,11 @@ class Worker:
         return self._process.pid
 
     @property
+    def log_problem(self) -> str | None:
+        """Why it writes to the host's stderr in place of a log file; None: it doesn't."""
+        return self._process.log.problem
+
+    @property
     def resident_bytes(self) -> int | None:
         """Its memory at the last heartbeat."""
         return self._connection.pulse.resident_bytes

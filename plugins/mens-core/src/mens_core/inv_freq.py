@@ -10,9 +10,9 @@ import re
 
 import numpy as np
 
-from mens_core.config import AttentionKind, ModelConfig
 from mens_core.rotary import frequencies
 from vox_plugin_api.checkpoint import Checkpoint
+from vox_plugin_api.families.model_config import AttentionKind, ModelConfig
 
 __all__ = ["compare_inv_freq"]
 

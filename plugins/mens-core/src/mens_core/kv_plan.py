@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mens_core.config import ModelConfig
 from mens_core.kv_blocks import blocks_for
 from mens_core.ops import BLOCK
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.families.model_config import ModelConfig
 from vox_plugin_api.messages import LoadModelParams
 
 __all__ = ["DEFAULT_KV_BYTES", "KvPlan", "plan_kv_cache"]

@@ -18,10 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from vox_plugin_api.checkpoint import Format
 
 __all__ = [
     "BLOCK",
@@ -44,8 +46,6 @@ Matrix = Any
 KvCache = Any
 RotaryTable = Any
 Ints = npt.NDArray[np.int32]
-
-Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "q4_k", "q5_k", "q6_k"]
 
 
 def is_quantised(weight_format: Format) -> bool:

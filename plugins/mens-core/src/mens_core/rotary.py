@@ -8,7 +8,6 @@ a model's configuration into fixed-point constants, once; a lane turns those int
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import factorial
 
@@ -16,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core import fixedpoint
+from vox_plugin_api.families.rope import Rope, Yarn
 
-__all__ = ["Rope", "Yarn", "attention_factor", "cos_sin", "frequencies", "table"]
+__all__ = ["attention_factor", "cos_sin", "frequencies", "table"]
 
 FREQUENCY_BITS = 128
 FACTOR_BITS = 64
@@ -26,31 +26,6 @@ _TWO_PI_Q125 = 0xC90FDAA22168C234C4C6628B80DC1CD1
 """floor(2 pi * 2^125)"""
 _SINE_TERMS = tuple(_ONE // factorial(2 * k + 1) for k in range(1, 16))
 _COSINE_TERMS = tuple(_ONE // factorial(2 * k) for k in range(1, 17))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Yarn:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3), as checkpoints parametrise it."""
-
-    factor: Fraction
-    original_context: int
-    beta_fast: Fraction = Fraction(32)
-    beta_slow: Fraction = Fraction(1)
-    truncate: bool = True
-    attention_factor: Fraction | None = None
-    """Given outright, or None: derived from `factor` and the two scales below."""
-    mscale: Fraction | None = None
-    mscale_all_dim: Fraction | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rope:
-    """One rotary embedding: base, width, and how positions are scaled."""
-
-    theta: Fraction
-    head_dim: int
-    scaling: Fraction | Yarn | None = None
-    """A plain factor is linear scaling: every frequency is divided by it."""
 
 
 def frequencies(rope: Rope) -> tuple[int, ...]:

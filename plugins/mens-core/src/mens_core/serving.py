@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mens_core.config import ModelConfig, parse_config
 from mens_core.engine import Engine
 from mens_core.kv_plan import KvPlan, plan_kv_cache
 from mens_core.models.load import LoadedModel, Progress, load
@@ -16,6 +15,7 @@ from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
+from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.messages import LoadModelParams, LoadResult, TensorsReport
 
 __all__ = ["LaneFactory", "Served", "load_served"]
@@ -60,7 +60,9 @@ def load_served(
         loaded = yield from load(config, checkpoint, ops)
         checkpoint.close()
     except CheckpointError as error:
-        raise BackendError(error.code, error.message, facts=error.facts, remedy=error.remedy) from error
+        raise BackendError(
+            error.code, f"{error.message}. Nothing was loaded.", facts=error.facts, remedy=error.remedy
+        ) from error
     weights_read = time.perf_counter()
     engine = Engine(
         ops,

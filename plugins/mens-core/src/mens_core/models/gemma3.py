@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mens_core.config import ModelConfig
 from mens_core.models.layers import Attention, GatedMlp, Norm
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import RotaryTable, Tensor
 from mens_core.weights import Weights
+from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer"]
 

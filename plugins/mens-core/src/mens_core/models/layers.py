@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mens_core.config import Activation, AttentionKind, ModelConfig
 from mens_core.models.linear import Linear, Lora, adapted
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import AttentionSpec, Matrix, Ops, RotaryTable, Tensor
-from mens_core.rotary import Rope, attention_factor, frequencies
+from mens_core.rotary import attention_factor, frequencies
 from mens_core.weights import Weights
+from vox_plugin_api.families.model_config import Activation, AttentionKind, ModelConfig
+from vox_plugin_api.families.rope import Rope
 
-__all__ = ["Attention", "GatedMlp", "Head", "Norm", "rotary_tables"]
+__all__ = ["Attention", "GatedMlp", "Head", "Norm", "attention_spec", "rotary_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Attention:
         return cls(
             name=name,
             layer=layer,
-            spec=config.attention(layer),
+            spec=attention_spec(config, layer),
             eps=config.rms_eps,
             q_proj=weights.linear(f"{name}.q_proj"),
             k_proj=weights.linear(f"{name}.k_proj"),
@@ -226,6 +227,19 @@ class Head:
     def adapted(self, loras: Mapping[str, Lora]) -> Head:
         """Return the same head with an update on its output matrix, or without; the embedding has none."""
         return replace(self, output=adapted(self.output, loras))
+
+
+def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    """Return the attention constants of one layer."""
+    is_sliding = config.attention_kinds[layer] == "sliding"
+    return AttentionSpec(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        scale=config.attention_scale,
+        window=config.window if is_sliding else None,
+        softcap=config.attention_softcap,
+    )
 
 
 def rotary_tables(config: ModelConfig, ops: Ops) -> dict[AttentionKind, RotaryTable]:

@@ -10,14 +10,15 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mens_core.config import Family, ModelConfig
 from mens_core.inv_freq import compare_inv_freq
 from mens_core.models import gemma3, qwen3
 from mens_core.models.layers import Head, rotary_tables
 from mens_core.models.model import Layer, Model
 from mens_core.ops import Ops, RotaryTable
-from mens_core.weights import WeightPlan, Weights, plan_weights
+from mens_core.weights import Weights
 from vox_plugin_api.checkpoint import Checkpoint
+from vox_plugin_api.families.model_config import Family, ModelConfig
+from vox_plugin_api.families.tensors import TensorPlan, plan_tensors, stored_tensors
 
 __all__ = ["LoadedModel", "Progress", "load", "load_all"]
 
@@ -42,7 +43,7 @@ class LoadedModel:
     """A model and what the load report says about it."""
 
     model: Model
-    plan: WeightPlan
+    plan: TensorPlan
     notes: tuple[str, ...]
     """Defaults taken, tensors not used, frequencies compared: for the user to read."""
 
@@ -51,11 +52,11 @@ def load(config: ModelConfig, checkpoint: Checkpoint, ops: Ops) -> Generator[Pro
     """Load every weight, yielding after each layer.
 
     Raises:
-        BackendError: the weights don't fit the config (see `plan_weights`); nothing was loaded.
+        CheckpointError: the weights don't fit the config (see `plan_tensors`); nothing was loaded.
     """
-    plan = plan_weights(config, checkpoint)
+    plan = plan_tensors(config, stored_tensors(checkpoint), source=str(checkpoint.path))
     notes = (*config.notes, *plan.notes, *compare_inv_freq(config, checkpoint))
-    weights = Weights(plan, checkpoint, ops)
+    weights = Weights(config, plan, checkpoint, ops)
     tables = rotary_tables(config, ops)
     head = Head.load(config, weights)
     layers = []

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mens_core.config import ModelConfig
 from mens_core.models.layers import Head
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
+from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
 

@@ -7,15 +7,13 @@ disagree, is a problem: the wrong rotary table answers fluently and wrongly.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
-from mens_core.fields import REQUIRED, Fields
-from mens_core.rotary import Rope, Yarn
+from vox_plugin_api.families.fields import REQUIRED, Fields
 
-__all__ = ["GEMMA3_LOCAL_THETA", "GEMMA3_THETA", "parse_global_rope", "parse_local_rope"]
+__all__ = ["Rope", "Yarn", "parse_global_rope", "parse_local_rope"]
 
-GEMMA3_THETA = Fraction(1_000_000)
-GEMMA3_LOCAL_THETA = Fraction(10_000)
 _YARN_KEYS = {
     "original_max_position_embeddings",
     "beta_fast",
@@ -26,6 +24,31 @@ _YARN_KEYS = {
     "mscale_all_dim",
 }
 _KEYS = {"rope_type", "type", "rope_theta", "factor", *_YARN_KEYS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3), as checkpoints parametrise it."""
+
+    factor: Fraction
+    original_context: int
+    beta_fast: Fraction = Fraction(32)
+    beta_slow: Fraction = Fraction(1)
+    truncate: bool = True
+    attention_factor: Fraction | None = None
+    """Given outright, or None: derived from `factor` and the two scales below."""
+    mscale: Fraction | None = None
+    mscale_all_dim: Fraction | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rope:
+    """One rotary embedding: base, width, and how positions are scaled."""
+
+    theta: Fraction
+    head_dim: int
+    scaling: Fraction | Yarn | None = None
+    """A plain factor is linear scaling: every frequency is divided by it."""
 
 
 def parse_global_rope(
@@ -42,10 +65,10 @@ def parse_global_rope(
     return Rope(theta=theta, head_dim=head_dim, scaling=scaling)
 
 
-def parse_local_rope(config: Fields, head_dim: int) -> Rope:
+def parse_local_rope(config: Fields, head_dim: int, default_theta: Fraction) -> Rope:
     """The rotary embedding of Gemma 3's sliding layers: a theta of its own, never scaled."""
     settings = _per_kind(config, "sliding_attention", only_per_kind=True)
-    theta = _theta(config, "rope_local_base_freq", settings, GEMMA3_LOCAL_THETA)
+    theta = _theta(config, "rope_local_base_freq", settings, default_theta)
     if settings is not None and _rope_type(settings) not in (None, "default"):
         settings.problem(settings.first_of("rope_type", "type"), "'default': sliding layers are not scaled")
     return Rope(theta=theta, head_dim=head_dim)

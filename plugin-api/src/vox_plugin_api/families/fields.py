@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeVar
 
-from vox_plugin_api.backend import BackendError
+from vox_plugin_api.strict_json import CheckpointError
 
 __all__ = ["REQUIRED", "Fields"]
 
@@ -117,9 +117,9 @@ class Fields:
     def raise_problems(self, code: str) -> None:
         """Raise one error with every problem, if there is any."""
         if self.problems:
-            raise BackendError(
+            raise CheckpointError(
                 code,
-                f"{self.source}: {'; '.join(self.problems)}. Nothing was loaded.",
+                f"{self.source}: {'; '.join(self.problems)}",
                 facts={"problems": list(self.problems)},
                 remedy=f"Correct {self.source}, or fetch it again from where the model came from.",
             )

@@ -1,0 +1,17 @@
+"""The order of `vox-host demo`; the steps themselves are tested where they live."""
+
+from __future__ import annotations
+
+import contextlib
+
+from vox_host.cli import demo
+
+
+def test_the_doctor_is_asked_once_there_is_a_plugin_to_choose(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mens-cpu-ref").mkdir()
+    steps: list[str] = []
+    monkeypatch.setattr(demo, "_step", lambda title, *words, **_: steps.append(" ".join(words[:2])))
+    monkeypatch.setattr(demo, "_serving", lambda: contextlib.nullcontext(1))
+    monkeypatch.setattr(demo, "_ask", lambda port: steps.append("ask"))
+    demo.demo(wheels=tmp_path)
+    assert steps == ["plugin install", "doctor", "model import", "ask"]
