@@ -47,7 +47,7 @@ def _rope_backward(ops: TrainingOps) -> Iterator[npt.NDArray[Any]]:
 def _gate_backward(operator: str, ops: TrainingOps) -> Iterator[npt.NDArray[Any]]:
     gate = floats(108, 2, 517, span=3, binades=16)
     gate[1, :200] = np.arange(-100, 100) + floats(109, 200)
-    gate[0, :2] = np.ldexp(np.float32([1, -1]), 100)  # whose squares overflow
+    gate[0, :2] = np.ldexp(np.array([1, -1], np.float32), 100)  # whose squares overflow
     dy, up = (put(ops, floats(110 + i, 2, 517, span=2, binades=10)) for i in range(2))
     for gradient in getattr(ops, operator)(dy, put(ops, gate), up, name="gated"):
         yield ops.to_host(gradient)
@@ -66,9 +66,7 @@ _LENGTHS = (150, 5)
 def _attention_backward(
     ops: TrainingOps, *, window: int | None = None, softcap: float | None = None
 ) -> Iterator[npt.NDArray[Any]]:
-    spec = AttentionSpec(
-        heads=4, kv_heads=2, head_dim=40, scale=0.158203125, window=window, softcap=softcap
-    )
+    spec = AttentionSpec(heads=4, kv_heads=2, head_dim=40, scale=0.158203125, window=window, softcap=softcap)
     rows = sum(_LENGTHS)
     batch = Batch(
         token_ids=np.zeros(rows, np.int32),

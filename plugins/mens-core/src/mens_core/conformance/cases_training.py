@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mens_core.conformance.cases_backward import BACKWARD_CASES, TrainingCase
+from mens_core.conformance.cases_updates import UPDATE_CASES
 from mens_core.conformance.quick import compare, digests, read_vectors
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.messages import SelfTestResult
@@ -17,7 +18,7 @@ __all__ = ["TRAINING_CASES", "TRAINING_VECTORS", "training_test"]
 
 TRAINING_VECTORS = "training.json"
 
-TRAINING_CASES: Mapping[str, TrainingCase] = MappingProxyType({**BACKWARD_CASES})
+TRAINING_CASES: Mapping[str, TrainingCase] = MappingProxyType({**BACKWARD_CASES, **UPDATE_CASES})
 
 
 def training_test(make_ops: Callable[[], TrainingOps]) -> SelfTestResult:

@@ -7,7 +7,7 @@ random words in another order, a bias correction left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.conformance.cases_backward import TrainingCase
 from mens_core.conformance.inputs import Floats, floats, weight
 from mens_core.ops import Format, Ints, Tensor
 from mens_core.training_ops import AdamW, DropoutKey, TrainingOps
 
-__all__ = ["UPDATE_CASES", "TrainingCase"]
-
-TrainingCase = Callable[[TrainingOps], Iterator[npt.NDArray[Any]]]
+__all__ = ["UPDATE_CASES"]
 
 _FORMATS: tuple[Format, ...] = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "q4_k", "q5_k", "q6_k")
 _OUTPUTS = 300

@@ -34,9 +34,7 @@ def self_test(make_ops: Callable[[], Ops]) -> SelfTestResult:
     return compare(digests(make_ops(), CASES), read_vectors())
 
 
-def digests(
-    ops: _Lane, cases: Mapping[str, Callable[[_Lane], Iterator[npt.NDArray[Any]]]]
-) -> dict[str, str]:
+def digests(ops: _Lane, cases: Mapping[str, Callable[[_Lane], Iterator[npt.NDArray[Any]]]]) -> dict[str, str]:
     """Return the SHA-256 of what each case makes, by the case's name.
 
     Raises:
