@@ -28,6 +28,12 @@ Floats aligned_floats(int64_t count) {
 
 int64_t blocks_of(const BackwardStream& stream) { return parts_of(stream.length, kBlock); }
 
+// Those of the 128 from `first` on that the stream has.
+int64_t positions_of(const BackwardStream& stream, int64_t first) {
+  const int64_t left = stream.length - first;
+  return left < kBlock ? (left > 0 ? left : 0) : kBlock;
+}
+
 // Blocks that some query block sees, at most.
 int64_t tiles_of(const BackwardStream& stream, int64_t window) {
   const int64_t blocks = blocks_of(stream);
@@ -87,7 +93,8 @@ class Pass {
 
   int64_t run_all() {
     for (int32_t s = 0; s < count(); ++s)
-      for (int64_t b = 0; b < blocks_of(streams_[s]); ++b) items_.push_back({s, static_cast<int32_t>(b), 0, kBlock});
+      for (int64_t b = 0; b < blocks_of(streams_[s]); ++b)
+        cut(items_, s, b, positions_of(streams_[s], b * kBlock), kBlock);
     int64_t code = run_items(kernels_.transpose, task_.layer.head_dim * kBlock, 0);
     const int64_t group = task_.heads / task_.layer.kv_heads;
     for (int64_t h = 0; h < group && code >= 0; ++h)
@@ -116,27 +123,25 @@ class Pass {
     const int64_t first_query = task_.query_block * kBlock;
     const int64_t first_key_block = first_block_seen(first_query, task_.window);
     const int64_t seen = task_.query_block + 1 - first_key_block;
-    const auto queries_of = [&](const BackwardStream& stream) {
-      const int64_t left = stream.length - first_query;
-      return left < kBlock ? (left > 0 ? left : 0) : kBlock;
-    };
     int64_t queries = 0;
-    for (const BackwardStream& stream : streams_) queries += queries_of(stream);
+    for (const BackwardStream& stream : streams_) queries += positions_of(stream, first_query);
     const int64_t scratch = kernels_.attention_scratch_bytes(task_.layer);
     const int64_t C = task_.layer.head_dim;
 
     // Three products per query, key and channel, then two, at a modest 16 multiply-adds a nanosecond.
     int64_t each = rows_per_item(queries);
     items_.clear();
-    for (int32_t s = 0; s < count(); ++s) cut(items_, s, task_.query_block, queries_of(streams_[s]), each);
+    for (int32_t s = 0; s < count(); ++s) cut(items_, s, task_.query_block, positions_of(streams_[s], first_query), each);
     const int64_t code = run_items(kernels_.queries, each * seen * kBlock * C * 3 / 16, scratch);
     if (code < 0) return code;
 
     each = rows_per_item(queries * seen);
     items_.clear();
-    for (int32_t s = 0; s < count(); ++s)
-      for (int64_t b = first_key_block; queries_of(streams_[s]) > 0 && b <= task_.query_block; ++b)
-        cut(items_, s, b, b == task_.query_block ? queries_of(streams_[s]) : kBlock, each);
+    for (int32_t s = 0; s < count(); ++s) {
+      if (positions_of(streams_[s], first_query) == 0) continue;
+      for (int64_t b = first_key_block; b <= task_.query_block; ++b)
+        cut(items_, s, b, positions_of(streams_[s], b * kBlock), each);
+    }
     return first_of(code, run_items(kernels_.keys, each * kBlock * C * 2 / 16, scratch));
   }
 

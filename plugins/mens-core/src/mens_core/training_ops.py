@@ -47,6 +47,11 @@ class DropoutKey:
     layer: int
     """Number of the adapted matrix in the adapter's bytewise key order, below 2^16."""
 
+    def __post_init__(self) -> None:
+        # Native code takes words: a wider number would be cut without a word.
+        if not (0 <= self.seed < 1 << 64 and 0 <= self.step < 1 << 32 and 0 <= self.layer < 1 << 16):
+            raise ValueError(f"{self} does not fit 64, 32 and 16 bits")
+
 
 @dataclass(frozen=True, slots=True)
 class AdamW:

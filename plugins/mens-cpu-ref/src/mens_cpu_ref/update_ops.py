@@ -51,8 +51,10 @@ class UpdateOps(CpuOps):
 
     def put_rows(self, x: Rows, rows: Ints, count: int) -> Rows:
         """Spread rows among zeros."""
-        if len(rows) != len(x.values) or np.any(np.diff(rows) <= 0):
-            raise ValueError(f"{len(x.values)} rows can't go to {list(rows)}: they must ascend, one for each")
+        if len(rows) != len(x.values) or np.any(np.diff(rows, prepend=-1, append=count) <= 0):
+            raise ValueError(
+                f"{len(x.values)} rows can't go to {list(rows)} of {count}: one for each, ascending"
+            )
         out = np.zeros((count, x.values.shape[1]), np.float32)
         out[rows] = x.values
         return Rows(out)

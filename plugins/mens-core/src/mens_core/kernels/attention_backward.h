@@ -7,6 +7,7 @@
 #include "backward_tasks.h"
 #include "canon_backward.h"
 #include "spans.h"
+#include "transpose.h"
 
 namespace vox {
 namespace VOX_ISA {
@@ -16,7 +17,7 @@ static void copy_padded(const float* from, int64_t count, int64_t stride, float*
   for (int64_t c = count; c < stride; ++c) to[c] = 0.0f;
 }
 
-// Keys by row and values by column, for one block of one stream.
+// Keys by row and values by column, for the positions [0, item.end) of one block of one stream.
 static int64_t transpose_part(const void* task, int64_t begin, int64_t end, void*) {
   const auto& backward = *static_cast<const AttentionBackwardTask*>(task);
   const KvLayer& layer = backward.layer;
@@ -30,12 +31,10 @@ static int64_t transpose_part(const void* task, int64_t begin, int64_t end, void
     const float* values = layer.values + cache * kBlock * stride;
     float* key_rows = stream.key_rows + item.block * kBlock * stride;
     float* value_columns = stream.value_columns + item.block * C * kBlock;
-    for (int64_t j = 0; j < kBlock; ++j) {
-      for (int64_t c = 0; c < C; ++c) key_rows[j * stride + c] = keys[c * kBlock + j];
+    transpose(keys, kBlock, C, item.end, key_rows, stride);
+    for (int64_t j = 0; j < item.end; ++j)
       for (int64_t c = C; c < stride; ++c) key_rows[j * stride + c] = 0.0f;
-    }
-    for (int64_t c = 0; c < C; ++c)
-      for (int64_t j = 0; j < kBlock; ++j) value_columns[c * kBlock + j] = values[j * stride + c];
+    transpose(values, stride, item.end, C, value_columns, kBlock);
   }
   return 0;
 }

@@ -37,7 +37,8 @@ struct BackwardStream {
   float* tiles;          // [block that the round sees][2][128][128]: P, then dS, rows being queries
 };
 
-// Some consecutive queries of the round's query block, or some keys of one KV block.
+// Some consecutive queries of the round's query block, or some keys of one KV block; to
+// `transpose`, all of its keys.
 struct BackwardItem {
   int32_t stream;
   int32_t block;
