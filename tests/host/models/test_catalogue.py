@@ -97,6 +97,16 @@ def test_a_manifest_that_is_none_any_more_is_an_integrity_failure(catalogue, mod
     assert dict(error.facts)["found"] == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+def test_a_manifest_that_cannot_be_read_is_not_called_changed(catalogue, model, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(model.path), "read_bytes", refuse)
+    error = broken(catalogue).error
+    assert isinstance(error, ModelError)
+    assert error.message.endswith("model-manifest.json cannot be read: Permission denied")
+
+
 def test_a_manifest_of_a_newer_version_is_not_taken_for_a_changed_one(catalogue, model):
     (model.path / "model-manifest.json").write_text('{"schema_version": 2}')
     error = broken(catalogue).error

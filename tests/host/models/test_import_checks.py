@@ -1,6 +1,7 @@
 """What no plugin could load is refused before anything of it is written; what only others know comes in."""
 
 import json
+import random
 import shutil
 import struct
 from pathlib import Path
@@ -15,12 +16,13 @@ from lanes.numpy_lane import NumpyLane
 from lanes.tiny_models import GEMMA3, QWEN3, open_model, random_tensors, write_model
 from vox_host.errors import VoxError
 from vox_host.models.catalogue import Catalogue
+from vox_host.models.family_check import check_family
 from vox_host.models.gguf_config import CONFIG_KEYS, FAMILIES, gguf_name
 from vox_host.models.gguf_header import read_gguf_header
 from vox_host.models.gguf_import import translate
 from vox_host.models.importing import import_model, open_source
-from vox_plugin_api.checkpoint import CheckpointError
-from vox_plugin_api.families import expected_shapes, parse_config
+from vox_plugin_api.checkpoint import Checkpoint, CheckpointError
+from vox_plugin_api.families import expected_shapes, parse_config, stored_tensors
 
 CASES = Path(__file__).parents[2] / "cases"
 IDS = ("C1", "C2", "C5", "C7", "C8", "C10", "C12", "C14", "Q8")
@@ -230,6 +232,54 @@ def test_a_tokenizer_that_no_server_could_read_is_refused_too(name, tmp_path):
     folder = made(tmp_path, QWEN3)
     (folder / name).write_text("[1")
     assert name in refusal(folder, tmp_path).message
+
+
+ODD = [
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 16, 1.5, 1e-6, 1e300, 10**30, "", "x", [], {}, [[1]]),
+    *(["full_attention"] * 3, ["sliding_attention"] * 7, "full_attention"),
+    *({"rope_type": "linear", "factor": 2}, {"type": "yarn", "factor": 2}, {"rope_type": None}),
+    {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 5}},
+    {"full_attention": 3},
+]
+KEYS = [*QWEN3, *GEMMA3, "layer_types", "rope_parameters", "quantization_config", "attention_bias", "dtype"]
+KEYS += ["use_sliding_window", "max_window_layers", "text_config", "vision_config", "partial_rotary_factor"]
+
+
+@pytest.mark.parametrize("given", [QWEN3, GEMMA3, TOWER], ids=["qwen3", "gemma3", "tower"])
+def test_whatever_stands_in_a_config_the_import_answers_as_the_load_does(given, tmp_path):
+    parsed = parse_config(given)
+    prefix = "model.language_model." if parsed.is_text_tower else "model."
+    folder = made(tmp_path, given, random_tensors(parsed, prefix=prefix))
+    stored = stored_tensors(Checkpoint.open(folder))
+    generator, answers = random.Random(20261130), []
+    for _ in range(150):
+        config = json.loads(json.dumps(given))
+        for _ in range(generator.randint(1, 2)):
+            inner = config.get("text_config")
+            fields = inner if isinstance(inner, dict) and generator.random() < 0.8 else config
+            fields[generator.choice(KEYS)] = generator.choice(ODD)
+        (folder / "config.json").write_text(json.dumps(config))
+        answers.append((imports(config, stored), loads(folder)))
+        assert answers[-1][0] == answers[-1][1], config
+    assert {imported for imported, _ in answers} == {True, False}
+
+
+def imports(config, stored):
+    """Whether the import takes a model of a known family."""
+    try:
+        notes = check_family(config, stored, config_source="config.json", weights_source="folder")
+    except CheckpointError:
+        return False
+    return not any("not one that vox-host knows" in note for note in notes)
+
+
+def loads(folder):
+    """Whether a plugin does."""
+    try:
+        open_model(folder, NumpyLane())
+    except CheckpointError:
+        return False
+    return True
 
 
 # --- families that only others know -----------------------------------------------------------

@@ -83,8 +83,8 @@ def read_manifest(path: Path) -> ModelManifest:
     """Read the manifest at `path`.
 
     Raises:
-        ModelError: a newer vox-host wrote it.
-        IntegrityError: it is missing or isn't what was written.
+        ModelError: it can't be read, or a newer vox-host wrote it.
+        IntegrityError: it isn't what was written.
     """
     try:
         fields = read_json_object(path, code=_CHANGED)
@@ -136,6 +136,7 @@ def _both(path: Path) -> list[tuple[str, str]]:
     try:
         found = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     except OSError as error:
-        found = str(error.strerror)
+        # What can't be read need not have been changed.
+        raise ModelError("model-manifest-unreadable", f"{path} cannot be read: {error.strerror}") from None
     # A manifest has its digest inside: of one that can't be read, it is lost too.
     return [("expected", "the manifest that the import wrote"), ("found", found)]

@@ -35,7 +35,7 @@ class UnknownFamilyError(CheckpointError):
             "config-unsupported",
             message,
             facts={"model_type": model_type, "supported": _SUPPORTED},
-            remedy="Choose a model of a supported family.",
+            remedy="Choose a model of a supported family, or a plugin that runs this one.",
         )
         self.model_type = model_type
 

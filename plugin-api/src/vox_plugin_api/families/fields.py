@@ -121,7 +121,9 @@ class Fields:
                 code,
                 f"{self.source}: {'; '.join(self.problems)}",
                 facts={"problems": list(self.problems)},
-                remedy=f"Correct {self.source}, or fetch it again from where the model came from.",
+                # Never "correct it": a config that is changed to please describes other weights.
+                remedy=f"Fetch {self.source} again from where the model came from; if it is the original, "
+                "this model needs what is not supported: choose another one.",
             )
 
     def _absent(self, key: str, default: _T | _Required, stand_in: _T) -> _T:
