@@ -24,12 +24,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vox_host.errors import IntegrityError, PluginError
 
 __all__ = [
+    "Distribution",
     "Interpreter",
     "Receipt",
     "StatCache",
     "TreeEntry",
     "Verification",
     "describe_interpreter",
+    "describe_trust",
     "digest_of_file",
     "listing_of_tree",
     "listing_path",
@@ -59,6 +61,16 @@ class Interpreter(_Record):
     sha256: str
 
 
+class Distribution(_Record):
+    """One distribution in an environment."""
+
+    name: str
+    version: str
+    record: str
+    """Its RECORD, relative to the tree; it has the SHA-256 of every file the wheel brought."""
+    record_sha256: str
+
+
 class TreeEntry(NamedTuple):
     """One name in an installed tree."""
 
@@ -76,7 +88,8 @@ class Receipt(_Record):
     plugin: str
     version: str
     trust: Literal["verified", "development"]
-    """verified: the archive matched a released manifest's checksum; development: no checksum was given."""
+    """verified: `archive` matched a released manifest's checksum; development: no checksum was given.
+    It says nothing of `distributions` other than the plugin's own."""
     source: str
     """The path that was installed, as given."""
     archive: str
@@ -94,6 +107,9 @@ class Receipt(_Record):
     python: str | None
     """The interpreter's name in the tree, relative to it; None for a plain native library."""
     interpreter: Interpreter | None
+    distributions: tuple[Distribution, ...] = ()
+    """What was installed, the plugin's dependencies among them. The installer chose and fetched
+    those; each was as its RECORD says, and the tree digest covers their files."""
     tree_digest: str
     """SHA-256 of the listing beside the tree, which says what the tree held."""
     platform: str
@@ -223,6 +239,20 @@ def load_receipt(path: Path) -> Receipt:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
     return receipt
+
+
+def describe_trust(receipt: Receipt) -> str:
+    """Return what was held against a released checksum, and what only against later changes."""
+    others = len(receipt.distributions) - (receipt.python is not None)
+    own = (
+        f"{receipt.archive} matched its released checksum"
+        if receipt.trust == "verified"
+        else f"no checksum vouches for {receipt.archive}"
+    )
+    if others <= 0:
+        return own
+    named = "its dependency" if others == 1 else f"its {others} dependencies"
+    return f"{own}; none vouches for {named}, recorded as installed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
-from vox_host.integrity import Receipt
+from vox_host.integrity import Receipt, describe_trust
 from vox_host.manifest import Manifest
 from vox_host.requirements import Requirement, parse_requirement
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN, Capability, Numerics
@@ -268,7 +268,7 @@ def _judge_manifest(request: Request, candidate: Candidate, manifest: Manifest) 
 def _judge_integrity(request: Request, candidate: Candidate) -> StageRecord:
     receipt = candidate.receipt
     if receipt is not None and receipt.trust == "verified":
-        detail = f"archive matched its released checksum; tree sha256:{receipt.tree_digest}"
+        detail = f"{describe_trust(receipt)}; tree sha256:{receipt.tree_digest}"
         return _record(candidate, "integrity", "passed", "verified", detail)
     if receipt is not None:
         detail = f"development install of {receipt.source}: no checksum vouches for its archive"
