@@ -22,8 +22,9 @@ import importlib_metadata
 from packaging.utils import canonicalize_name
 
 from vox_host.errors import PluginError, VoxError
-from vox_host.integrity import Receipt, digest_of_file, load_receipt
+from vox_host.installed_tree import digest_of_file
 from vox_host.manifest import FILE_NAME, find_source_manifest, load_manifest
+from vox_host.receipt import Receipt, load_receipt
 from vox_host.resolution import Candidate, Problem, Stage
 
 __all__ = ["GROUP", "discover", "discover_in_environment", "discover_installed"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
-from vox_host.integrity import Receipt, describe_trust
 from vox_host.manifest import Manifest
+from vox_host.receipt import Receipt, describe_trust
 from vox_host.requirements import Requirement, parse_requirement
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN, Capability, Numerics
 

@@ -22,7 +22,8 @@ from vox_host.errors import IntegrityError, PluginError, UsageError
 from vox_host.installation import Installed, InstallRequest, install, remove
 from vox_host.installation.sources import digest_of_sources, find_sibling_sources
 from vox_host.installation.tools import Tools
-from vox_host.integrity import describe_trust, verify_installation
+from vox_host.integrity import verify_installation
+from vox_host.receipt import describe_trust
 
 MakeRequest = Callable[..., InstallRequest]
 

@@ -13,7 +13,7 @@ import typer
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
-from vox_host.integrity import describe_trust
+from vox_host.receipt import describe_trust
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord
 from vox_host.settings import Settings, load_settings, tool_environment
 

@@ -14,7 +14,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from vox_host.errors import IntegrityError
-from vox_host.integrity import Distribution, TreeEntry
+from vox_host.installed_tree import TreeEntry
+from vox_host.receipt import Distribution
 
 __all__ = ["installed_distributions"]
 

@@ -18,16 +18,10 @@ from vox_host.installation import sources, store
 from vox_host.installation.distributions import installed_distributions
 from vox_host.installation.tools import Tools
 from vox_host.installation.wheel import InspectedWheel, inspect_wheel
-from vox_host.integrity import (
-    Interpreter,
-    Receipt,
-    describe_interpreter,
-    digest_of_file,
-    listing_of_tree,
-    read_entries,
-    verify_installation,
-)
+from vox_host.installed_tree import describe_interpreter, digest_of_file, listing_of_tree, read_entries
+from vox_host.integrity import verify_installation
 from vox_host.manifest import FILE_NAME, Manifest
+from vox_host.receipt import Interpreter, Receipt
 from vox_host.resolution import platform_refusal
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN
 
