@@ -58,6 +58,8 @@ def test_a_plugin_s_whole_life(vox: Run, tmp_path: Path) -> None:
     assert [(p["id"], p["error"]) for p in listed] == [("vox-toy", None)]
     shown = facts_of(vox("plugin", "show", "vox-toy", "--json"))
     assert Path(shown["path"], "pyvenv.cfg").is_file()
+    assert shown["distributions"] == ["vox-plugin-api 0.1.0", "vox-toy 1.0.0"]
+    assert "none vouches for its dependency" in shown["vouched_for"]
     assert shown["receipt"]["trust"] == "development"
     verified = facts_of(vox("plugin", "verify", "--json"))["plugins"]
     assert [(p["plugin"], p["verified"]) for p in verified] == [("vox-toy", True)]

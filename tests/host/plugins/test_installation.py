@@ -23,6 +23,7 @@ from vox_host.installation import Installed, InstallRequest, install, remove
 from vox_host.installation.sources import digest_of_sources, find_sibling_sources
 from vox_host.installation.tools import Tools
 from vox_host.integrity import verify_installation
+from vox_host.receipt import describe_trust
 
 MakeRequest = Callable[..., InstallRequest]
 
@@ -118,16 +119,21 @@ def test_a_wheel_that_can_t_run_here_is_refused_before_anything_is_placed(
     assert (visible(plugins_dir), hidden(plugins_dir)) == ([], [])
 
 
+def change_behind_the_record(wheel: Path, old: str, new: str) -> None:
+    """Change a whole file inside a wheel, as long as it was, so that only its RECORD knows."""
+    data = wheel.read_bytes()
+    # The archive itself stays whole: the file is stored, not compressed, and its checksum goes along.
+    assert data.count(old.encode()) == 1
+    data = data.replace(old.encode(), new.encode())
+    before, after = (zlib.crc32(text.encode()).to_bytes(4, "little") for text in (old, new))
+    wheel.write_bytes(data.replace(before, after))
+
+
 def test_a_wheel_whose_contents_are_not_its_record_s_is_refused(
     tmp_path: Path, request_for: MakeRequest, plugins_dir: Path
 ) -> None:
     wheel = write_toy_wheel(tmp_path / "wheels")
-    data = wheel.read_bytes()
-    # The archive itself stays whole (stored, not compressed): only our own check can see it.
-    assert data.count(b"'imported'") == 1
-    changed = data.replace(b"'imported'", b"'Imported'")
-    old, new = (zlib.crc32(f"raise SystemExit('{w}')\n".encode()) for w in ("imported", "Imported"))
-    wheel.write_bytes(changed.replace(old.to_bytes(4, "little"), new.to_bytes(4, "little")))
+    change_behind_the_record(wheel, "raise SystemExit('imported')\n", "raise SystemExit('Imported')\n")
     with pytest.raises(IntegrityError) as caught:
         install(request_for(wheel))
     assert caught.value.code == "wheel-record-mismatch"
@@ -152,6 +158,35 @@ def test_a_wheel_without_a_proper_name_is_refused(tmp_path: Path, request_for: M
         install(request_for(wheel))
 
 
+def test_the_receipt_names_every_distribution_with_the_digest_of_its_record(
+    installed_toy: Installed, plugins_dir: Path
+) -> None:
+    receipt = installed_toy.receipt
+    assert [(d.name, d.version) for d in receipt.distributions] == [
+        ("vox-plugin-api", "0.1.0"),
+        ("vox-toy", "1.0.0"),
+    ]
+    for distribution in receipt.distributions:
+        record = plugins_dir / receipt.environment / distribution.record
+        assert hashlib.sha256(record.read_bytes()).hexdigest() == distribution.record_sha256
+
+
+def test_a_dependency_that_is_not_what_its_record_says_is_refused(
+    tmp_path: Path, request_for: MakeRequest, plugins_dir: Path, tools: Tools
+) -> None:
+    folder = tmp_path / "wheels"
+    beside = write_wheel(folder, "vox-beside", "1.0", {"vox_beside.py": "good = True \n"})
+    change_behind_the_record(beside, "good = True \n", "good = False\n")
+    wheel = write_toy_wheel(folder, requires=("vox-beside==1.0",))
+    with pytest.raises(IntegrityError) as caught:
+        install(request_for(wheel, tools=tools))
+    assert caught.value.code == "distribution-mismatch"
+    facts = dict(caught.value.facts)
+    assert "vox_beside.py" in facts["file"]
+    assert facts["found"] == f"sha256:{hashlib.sha256(b'good = False' + bytes([10])).hexdigest()}"
+    assert (visible(plugins_dir), hidden(plugins_dir)) == ([], [])
+
+
 # --- released folders -----------------------------------------------------------------------------
 
 
@@ -161,6 +196,26 @@ def test_a_released_folder_is_verified(tmp_path: Path, request_for: MakeRequest)
     installed = install(request_for(folder, require_verified=True))
     assert installed.receipt.trust == "verified"
     assert installed.warnings == ()
+
+
+def test_verified_says_that_it_speaks_of_the_plugin_s_own_archive_alone(
+    tmp_path: Path, request_for: MakeRequest
+) -> None:
+    folder = tmp_path / "release"
+    write_api_wheel(folder)
+    wheel = write_toy_wheel(folder, requires=("vox-plugin-api==0.1.0",))
+    receipt = install(request_for(a_release(folder, wheel), require_verified=True)).receipt
+    assert describe_trust(receipt) == (
+        f"{wheel.name} matched its released checksum; none vouches for its dependency, recorded as installed"
+    )
+    alone = receipt.model_copy(update={"distributions": receipt.distributions[1:]})
+    assert describe_trust(alone) == f"{wheel.name} matched its released checksum"
+    two = receipt.model_copy(
+        update={"trust": "development", "distributions": receipt.distributions + alone.distributions}
+    )
+    assert describe_trust(two) == (
+        f"no checksum vouches for {wheel.name}; none vouches for its 2 dependencies, recorded as installed"
+    )
 
 
 def test_the_manifest_file_itself_may_be_named(tmp_path: Path, request_for: MakeRequest) -> None:

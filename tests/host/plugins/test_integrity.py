@@ -13,18 +13,16 @@ import pytest
 
 from vox_host.errors import IntegrityError, PluginError
 from vox_host.installation import Installed
-from vox_host.integrity import (
-    Interpreter,
-    Receipt,
+from vox_host.installed_tree import (
     describe_interpreter,
     digest_of_file,
     listing_of_tree,
-    load_receipt,
     parse_listing,
     read_entries,
-    verify_installation,
-    write_aside,
 )
+from vox_host.integrity import verify_installation
+from vox_host.receipt import Interpreter, Receipt, load_receipt
+from vox_host.stat_cache import write_aside
 
 
 def digest(root: Path) -> bytes:

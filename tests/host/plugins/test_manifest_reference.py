@@ -66,8 +66,9 @@ def test_every_feature_of_a_requirement_is_in_the_page_and_parses() -> None:
 def test_every_refusal_in_the_sources_is_in_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     sources = REPOSITORY / "host" / "src" / "vox_host"
-    codes = set(re.findall(r'code="([a-z-]+)"', (sources / "discovery.py").read_text()))
-    codes |= set(re.findall(r'"failed", "([a-z-]+)"', (sources / "resolution.py").read_text()))
+    discovery = "".join(path.read_text() for path in (sources / "discovery").glob("*.py"))
+    codes = set(re.findall(r'code="([a-z-]+)"', discovery))
+    codes |= set(re.findall(r'"failed", "([a-z-]+)"', (sources / "resolution" / "stages.py").read_text()))
     missing = sorted(code for code in codes if f"`{code}`" not in text)
     assert codes
     assert missing == []

@@ -11,8 +11,8 @@ from plugin_toys import a_machine, an_nvidia, manifest_text
 
 from vox_host.errors import IntegrityError, NoCandidateError
 from vox_host.hardware.record import Problem as ProbeProblem
-from vox_host.integrity import Receipt
 from vox_host.manifest import parse_manifest
+from vox_host.receipt import Receipt
 from vox_host.resolution import (
     STAGES,
     Candidate,

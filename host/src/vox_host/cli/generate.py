@@ -11,56 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.app.compose import OpenModel
-from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService, draw_seed
-from vox_host.cli import model_options as shared
+from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService
 from vox_host.cli.conversation import Conversation
+from vox_host.cli.model_options import Model, RunOptions, with_model
+from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_piece
+from vox_host.cli.sampling_options import MAX_INT, SamplingOptions
 from vox_host.errors import UsageError
 from vox_host.settings import load_settings
 from vox_plugin_api import messages as m
 
 __all__ = ["register"]
 
-Temperature = Annotated[
-    float,
-    typer.Option(
-        "--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token; higher is more random."
-    ),
-]
-_INT32 = 2**31 - 1
-"""The same bound as over HTTP."""
 _MAX_PROMPT_BYTES = 64 << 20
 
-TopK = Annotated[
-    int, typer.Option("--top-k", min=0, max=_INT32, help="Draw among this many likeliest tokens; 0: all.")
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p",
-        min=0.0,
-        max=1.0,
-        help="Draw among the likeliest tokens that together have this probability.",
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p", min=0.0, max=1.0, help="Leave out tokens less likely than this share of the likeliest."
-    ),
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        "--repetition-penalty", min=0.01, max=100.0, help="Above 1 makes repeated tokens less likely; 1: off."
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."),
-]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=0, max=_INT32, help="Most tokens in the answer.")
+    int | None, typer.Option("--max-tokens", min=0, max=MAX_INT, help="Most tokens in the answer.")
 ]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")
@@ -69,48 +35,31 @@ Stop = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add both commands to the root."""
-    app.command("generate", help="Continue a prompt.")(generate)
-    app.command("chat", help="Talk with a model.")(chat)
+    app.command("generate", help="Continue a prompt.")(grouped(generate))
+    app.command("chat", help="Talk with a model.")(grouped(chat))
 
 
 def generate(
-    model: shared.Model,
+    *,
+    model: Model,
     prompt: Annotated[str | None, typer.Option("--prompt", help="The text to continue.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A file with the text; - is standard input.")
     ] = None,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
+    sampling: SamplingOptions,
     max_tokens: MaxTokens = 256,
     stop: Stop = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
-    plugin: shared.Plugin = "auto",
-    numerics: shared.NumericsOption = "any",
-    context_length: shared.ContextLength = None,
-    threads: shared.Threads = None,
-    require_verified: shared.RequireVerified = False,
-    record: shared.Record = None,
+    run: RunOptions,
 ) -> None:
     """Continue a prompt; the answer streams to the terminal."""
     text = _read_prompt(prompt, prompt_file)
     if stop and not all(stop):
         raise UsageError("usage", "--stop must not be empty: it would stop before the first character")
-    options = shared.make_options(
-        model=model,
-        plugin=plugin,
-        numerics=numerics,
-        context_length=context_length,
-        threads=threads,
-        require_verified=require_verified,
-        record=record,
-    )
-    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    options = run.for_model(model)
+    chosen = sampling.as_params()
 
-    async def run(opened: OpenModel) -> None:
+    async def use(opened: OpenModel) -> None:
         service = opened.service
         ids = await service.encode_prompt(text)
         if not ids:
@@ -121,7 +70,7 @@ def generate(
         params = m.GenerateParams(
             token_ids=ids,
             max_tokens=service.room_for(len(ids), max_tokens),
-            sampling=sampling,
+            sampling=chosen,
             stop_token_ids=sorted(service.tokenizer.eos_ids),
         )
         if json:
@@ -129,60 +78,27 @@ def generate(
         else:
             await stream_to_terminal(service, params, stop or [])
 
-    shared.with_model(load_settings(), options, run, is_quiet=json)
+    with_model(load_settings(), options, use, is_quiet=json)
 
 
 def chat(
-    model: shared.Model,
+    *,
+    model: Model,
     system: Annotated[
         str | None, typer.Option("--system", help="Instructions before the conversation.")
     ] = None,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
+    sampling: SamplingOptions,
     max_tokens: MaxTokens = None,
-    plugin: shared.Plugin = "auto",
-    numerics: shared.NumericsOption = "any",
-    context_length: shared.ContextLength = None,
-    threads: shared.Threads = None,
-    require_verified: shared.RequireVerified = False,
-    record: shared.Record = None,
+    run: RunOptions,
 ) -> None:
     """Talk with a model: a line is a turn, Ctrl-C stops an answer, Ctrl-D leaves."""
-    options = shared.make_options(
-        model=model,
-        plugin=plugin,
-        numerics=numerics,
-        context_length=context_length,
-        threads=threads,
-        require_verified=require_verified,
-        record=record,
-    )
-    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    options = run.for_model(model)
+    chosen = sampling.as_params()
 
-    async def run(opened: OpenModel) -> None:
-        await Conversation(opened.service, sampling, max_tokens=max_tokens, system=system).run()
+    async def use(opened: OpenModel) -> None:
+        await Conversation(opened.service, chosen, max_tokens=max_tokens, system=system).run()
 
-    shared.with_model(load_settings(), options, run)
-
-
-def make_sampling(
-    temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float, seed: int | None
-) -> m.SamplingParams:
-    """Return the sampling options; a seed is drawn where chance has a part and none was given."""
-    if seed is None:
-        seed = 0 if temperature == 0 else draw_seed()
-    return m.SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+    with_model(load_settings(), options, use)
 
 
 async def stream_to_terminal(service: ModelService, params: m.GenerateParams, stops: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
@@ -16,69 +17,58 @@ from vox_host.hardware.probe import probe_machine
 from vox_host.settings import Settings, load_settings
 from vox_plugin_api.messages import Numerics
 
-__all__ = [
-    "ContextLength",
-    "Model",
-    "NumericsOption",
-    "Plugin",
-    "Record",
-    "RequireVerified",
-    "Threads",
-    "make_options",
-    "with_model",
-]
+__all__ = ["Model", "RunOptions", "with_model"]
 
 Result = TypeVar("Result")
 
 Model = Annotated[str, typer.Option("--model", help="The model's name; `vox-host model list` shows them.")]
-Plugin = Annotated[str, typer.Option("--plugin", help="A plugin's id, or auto.")]
-NumericsOption = Annotated[
-    str, typer.Option("--numerics", help="canonical, fast, or any: canonical where the plugin has it.")
-]
-ContextLength = Annotated[
-    int | None,
-    typer.Option(
-        "--context-length", min=1, help="Tokens of prompt and answer together; default: the model's."
-    ),
-]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")]
-RequireVerified = Annotated[
-    bool, typer.Option("--require-verified", help="Refuse plugins that no released checksum vouches for.")
-]
-Record = Annotated[
-    Path | None, typer.Option("--record", help="Write a transcript of the worker's answers to this file.")
-]
 
 
-def make_options(
-    *,
-    model: str,
-    plugin: str,
-    numerics: str,
-    context_length: int | None,
-    threads: int | None,
-    require_verified: bool,
-    record: Path | None,
-) -> ModelOptions:
-    """Return the options as one value.
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How the model is run."""
 
-    Raises:
-        UsageError: one can't be used.
-    """
-    words = (*get_args(Numerics), "any")
-    if numerics not in words:
-        raise UsageError("usage", f"--numerics is one of {', '.join(words)}; found {numerics!r}")
-    if record is not None:
-        _check_record(record)
-    return ModelOptions(
-        model=model,
-        plugin=plugin,
-        numerics=None if numerics == "any" else numerics,  # type: ignore[arg-type]
-        context_length=context_length,
-        threads=threads,
-        require_verified=require_verified,
-        record=record,
-    )
+    plugin: Annotated[str, typer.Option("--plugin", help="A plugin's id, or auto.")] = "auto"
+    numerics: Annotated[
+        str, typer.Option("--numerics", help="canonical, fast, or any: canonical where the plugin has it.")
+    ] = "any"
+    context_length: Annotated[
+        int | None,
+        typer.Option(
+            "--context-length", min=1, help="Tokens of prompt and answer together; default: the model's."
+        ),
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
+    ] = None
+    require_verified: Annotated[
+        bool, typer.Option("--require-verified", help="Refuse plugins that no released checksum vouches for.")
+    ] = False
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", help="Write a transcript of the worker's answers to this file."),
+    ] = None
+
+    def for_model(self, model: str) -> ModelOptions:
+        """Return them as one value.
+
+        Raises:
+            UsageError: one can't be used.
+        """
+        words = (*get_args(Numerics), "any")
+        if self.numerics not in words:
+            raise UsageError("usage", f"--numerics is one of {', '.join(words)}; found {self.numerics!r}")
+        if self.record is not None:
+            _check_record(self.record)
+        return ModelOptions(
+            model=model,
+            plugin=self.plugin,
+            numerics=None if self.numerics == "any" else self.numerics,  # type: ignore[arg-type]
+            context_length=self.context_length,
+            threads=self.threads,
+            require_verified=self.require_verified,
+            record=self.record,
+        )
 
 
 def with_model(

@@ -13,6 +13,7 @@ import typer
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
+from vox_host.receipt import describe_trust
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord
 from vox_host.settings import Settings, load_settings, tool_environment
 
@@ -362,6 +363,8 @@ def _details(candidate: Candidate) -> dict[str, Any]:
         "manifest": candidate.location,
         "manifest_digest": candidate.manifest_digest,
         "python": str(candidate.python) if candidate.python else None,
+        "vouched_for": describe_trust(receipt) if receipt else None,
+        "distributions": [f"{d.name} {d.version}" for d in receipt.distributions] if receipt else [],
         "receipt": receipt.model_dump(mode="json", by_alias=True) if receipt else None,
     }
 

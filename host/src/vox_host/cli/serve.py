@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from vox_host.app.compose import OpenModel
-from vox_host.cli import model_options as shared
+from vox_host.cli.model_options import Model, RunOptions, with_model
+from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_line
 from vox_host.server.run import DEFAULT_PORT, check_port_is_free, serve
 from vox_host.server.security import check_binding
@@ -20,12 +21,12 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command("serve", help="Serve a model over HTTP.")(serve_model)
+    app.command("serve", help="Serve a model over HTTP.")(grouped(serve_model))
 
 
 def serve_model(
-    model: shared.Model,
-    plugin: shared.Plugin = "auto",
+    *,
+    model: Model,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")
@@ -36,11 +37,7 @@ def serve_model(
             "--api-key", help="What clients must send (better: VOX_API_KEY, which ps does not show)."
         ),
     ] = None,
-    numerics: shared.NumericsOption = "any",
-    context_length: shared.ContextLength = None,
-    threads: shared.Threads = None,
-    require_verified: shared.RequireVerified = False,
-    record: shared.Record = None,
+    run: RunOptions,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C or SIGTERM."""
     settings = load_settings()
@@ -48,18 +45,10 @@ def serve_model(
     # Before the model is loaded for nothing.
     check_binding(host, key)
     check_port_is_free(host, port)
-    options = shared.make_options(
-        model=model,
-        plugin=plugin,
-        numerics=numerics,
-        context_length=context_length,
-        threads=threads,
-        require_verified=require_verified,
-        record=record,
-    )
+    options = run.for_model(model)
     _log_to_stderr()
 
-    async def run(opened: OpenModel) -> None:
+    async def use(opened: OpenModel) -> None:
         await serve(
             opened.service,
             host=host,
@@ -68,7 +57,7 @@ def serve_model(
             when_listening=lambda url: _announce(url, opened, has_key=key is not None),
         )
 
-    shared.with_model(settings, options, run)
+    with_model(settings, options, use)
     print_line("stopped", error=True)
 
 

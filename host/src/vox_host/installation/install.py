@@ -15,18 +15,13 @@ from pathlib import Path
 
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.installation import sources, store
+from vox_host.installation.distributions import installed_distributions
 from vox_host.installation.tools import Tools
 from vox_host.installation.wheel import InspectedWheel, inspect_wheel
-from vox_host.integrity import (
-    Interpreter,
-    Receipt,
-    describe_interpreter,
-    digest_of_file,
-    listing_of_tree,
-    read_entries,
-    verify_installation,
-)
+from vox_host.installed_tree import describe_interpreter, digest_of_file, listing_of_tree, read_entries
+from vox_host.integrity import verify_installation
 from vox_host.manifest import FILE_NAME, Manifest
+from vox_host.receipt import Interpreter, Receipt
 from vox_host.resolution import platform_refusal
 from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN
 
@@ -232,7 +227,9 @@ def _place(
     else:
         _place_library(request, payload, tree)
     request.tools.report(f"{payload.manifest.plugin.id}: recording what was installed")
-    listing = listing_of_tree(read_entries(tree, interpreter=interpreter), interpreter)
+    entries = read_entries(tree, interpreter=interpreter)
+    distributions = installed_distributions(tree, packages, entries) if packages else ()
+    listing = listing_of_tree(entries, interpreter)
     receipt = Receipt(
         plugin=payload.manifest.plugin.id,
         version=payload.manifest.plugin.version,
@@ -247,6 +244,7 @@ def _place(
         packages=packages,
         python=python,
         interpreter=interpreter,
+        distributions=distributions,
         tree_digest=hashlib.sha256(listing).hexdigest(),
         platform=request.platform,
         host_version=request.host_version,

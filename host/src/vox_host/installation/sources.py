@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from vox_host.errors import IntegrityError, PluginError, UsageError
-from vox_host.integrity import digest_of_file
+from vox_host.installed_tree import digest_of_file
 from vox_host.manifest import FILE_NAME, Artifact, Manifest, find_source_manifest, load_manifest
 
 __all__ = [

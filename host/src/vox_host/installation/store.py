@@ -24,7 +24,9 @@ from filelock import FileLock, Timeout
 
 from vox_host.errors import PluginError, UsageError, VoxError
 from vox_host.installation.tools import Report
-from vox_host.integrity import Receipt, listing_path, load_receipt, write_aside
+from vox_host.installed_tree import listing_path
+from vox_host.receipt import Receipt, load_receipt
+from vox_host.stat_cache import write_aside
 
 __all__ = [
     "ENVIRONMENTS",

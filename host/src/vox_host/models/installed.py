@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vox_host.errors import IntegrityError, ModelError, VoxError
-from vox_host.integrity import StatCache
 from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
+from vox_host.stat_cache import StatCache
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import parse_config
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vox_host.errors import IntegrityError
-from vox_host.integrity import StatCache
 from vox_host.models.installed import InstalledModel, added_files, checked_path
 from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
 from vox_host.models.safetensors_write import Progress, copy_hashed
+from vox_host.stat_cache import StatCache
 
 __all__ = ["note_as_verified", "verify_files"]
 

@@ -1,16 +1,12 @@
-"""Find plugins, import none of them.
+"""The distributions beside the host: their entry points in the group `vox_host.backends` name plugins.
 
-Two places are looked at: the plugin folder, where each receipt names an installed plugin, and
-the distributions beside the host, whose entry points in the group `vox_host.backends` name
-plugins. The manifest is read through the distribution's list of files; nothing is asked of
-the import system, since even looking up a dotted name runs its parent package. A broken
-plugin is a candidate with its problem, listed like the others.
+The manifest is read through the distribution's list of files; nothing is asked of the import
+system, since even looking up a dotted name runs its parent package.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,51 +17,14 @@ from urllib.parse import unquote, urlsplit
 import importlib_metadata
 from packaging.utils import canonicalize_name
 
+from vox_host.discovery.problems import as_problem
 from vox_host.errors import PluginError, VoxError
-from vox_host.integrity import Receipt, digest_of_file, load_receipt
 from vox_host.manifest import FILE_NAME, find_source_manifest, load_manifest
-from vox_host.resolution import Candidate, Problem, Stage
+from vox_host.resolution import Candidate, Problem
 
-__all__ = ["GROUP", "discover", "discover_in_environment", "discover_installed"]
+__all__ = ["GROUP", "discover_in_environment"]
 
 GROUP = "vox_host.backends"
-
-log = logging.getLogger(__name__)
-
-
-def discover(plugins_dir: Path, search_path: Sequence[str] | None = None) -> list[Candidate]:
-    """Return every plugin, one candidate per id, sorted by id.
-
-    `search_path` is where the host's own distributions are; None: where Python looks.
-    """
-    found = {candidate.plugin_id: candidate for candidate in discover_in_environment(search_path)}
-    for candidate in discover_installed(plugins_dir):
-        other = found.get(candidate.plugin_id)
-        if other is not None:
-            note = f"installed; the one at {other.location} beside the host is not used"
-            candidate = replace(candidate, notes=(*candidate.notes, note))
-        found[candidate.plugin_id] = candidate
-    for plugin_id in sorted(found):
-        log.info("plugin.discovered id=%s origin=%s", plugin_id, found[plugin_id].origin)
-    return [found[plugin_id] for plugin_id in sorted(found)]
-
-
-def discover_installed(plugins_dir: Path) -> list[Candidate]:
-    """Return a candidate per receipt in the plugin folder.
-
-    Environments without a receipt are the remains of an interrupted installation: invisible.
-    """
-    try:
-        receipts = sorted(p for p in plugins_dir.iterdir() if p.suffix == ".json" and p.name[0] != ".")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise PluginError(
-            "plugins-unreadable",
-            f"the plugin folder can't be read: {error.strerror}",
-            facts=[("path", str(plugins_dir))],
-        ) from None
-    return [_read_installed(path, plugins_dir) for path in receipts]
 
 
 def discover_in_environment(search_path: Sequence[str] | None = None) -> list[Candidate]:
@@ -189,7 +148,7 @@ def _read_claim(name: str, claim: _Claim, notes: tuple[str, ...]) -> Candidate:
             entry_points=claim.entry_points,
         )
     except (VoxError, OSError) as error:
-        problem = _as_problem(error, f"distribution {distribution}: ")
+        problem = as_problem(error, f"distribution {distribution}: ")
         return replace(_broken(name, claim, problem), notes=notes)
     return Candidate(
         plugin_id=name,
@@ -234,75 +193,6 @@ def _editable_source(direct_url: str | None) -> Path | None:
         return None
 
 
-def _read_installed(path: Path, plugins_dir: Path) -> Candidate:
-    try:
-        receipt = load_receipt(path)
-    except VoxError as error:
-        return Candidate(
-            plugin_id=path.stem,
-            version=None,
-            origin="installed",
-            location=str(path),
-            problem=_as_problem(error),
-        )
-    tree = plugins_dir / receipt.environment
-    candidate = Candidate(
-        plugin_id=receipt.plugin,
-        version=receipt.version,
-        origin="installed",
-        location=str(tree / receipt.manifest),
-        manifest_digest=receipt.manifest_digest,
-        receipt=receipt,
-        tree=tree,
-        python=tree / receipt.python if receipt.python else None,
-    )
-    # Bytes before meaning: a changed manifest is a matter of integrity, not of its contents.
-    problem = _changed_manifest(receipt, tree)
-    if problem is not None:
-        return replace(candidate, problem=problem)
-    try:
-        manifest, _ = load_manifest(
-            tree / receipt.manifest, expected_id=receipt.plugin, expected_version=receipt.version
-        )
-    except VoxError as error:
-        return replace(candidate, problem=_as_problem(error))
-    return replace(candidate, manifest=manifest, problem=_start_problem(receipt, tree))
-
-
-def _changed_manifest(receipt: Receipt, tree: Path) -> Problem | None:
-    path = tree / receipt.manifest
-    try:
-        found = f"sha256:{digest_of_file(path)}"
-    except OSError as error:
-        found = str(error.strerror or error).lower()
-    if found == f"sha256:{receipt.manifest_digest}":
-        return None
-    return Problem(
-        stage="integrity",
-        code="integrity-mismatch",
-        detail=f"{path}: expected sha256:{receipt.manifest_digest}, found {found}",
-        remedy=f"vox-host plugin install --path {receipt.source}",
-    )
-
-
-def _start_problem(receipt: Receipt, tree: Path) -> Problem | None:
-    if receipt.python is None:
-        return Problem(
-            stage="start",
-            code="no-worker",
-            detail="its artifact is a plain native library; protocol 1 starts plugins that ship a wheel",
-        )
-    packages = tree / receipt.packages
-    if not (packages / "vox_plugin_api").is_dir():
-        return Problem(
-            stage="start",
-            code="no-worker",
-            detail=f"no worker can start: vox_plugin_api is not in {packages}",
-            remedy="Let the plugin's distribution depend on vox-plugin-api, and install it again.",
-        )
-    return None
-
-
 def _broken(name: str, claim: _Claim, problem: Problem) -> Candidate:
     return Candidate(
         plugin_id=name,
@@ -310,16 +200,4 @@ def _broken(name: str, claim: _Claim, problem: Problem) -> Candidate:
         origin="environment",
         location=str(claim.metadata_folder),
         problem=problem,
-    )
-
-
-def _as_problem(error: VoxError | OSError, prefix: str = "") -> Problem:
-    if isinstance(error, OSError):
-        return Problem(stage="found", code="unreadable", detail=f"{prefix}{error.filename}: {error.strerror}")
-    # A receipt that can't be read vouches for nothing: the same as bytes that changed.
-    stages: dict[str, Stage] = {"manifest": "manifest", "receipt": "integrity"}
-    stage = stages.get(error.code.split("-")[0], "found")
-    facts = "".join(f"; {name} {value}" for name, value in error.facts)
-    return Problem(
-        stage=stage, code=error.code, detail=f"{prefix}{error.message}{facts}", remedy=error.remedy
     )

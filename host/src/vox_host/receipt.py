@@ -1,0 +1,119 @@
+"""What an installation recorded, read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vox_host.errors import PluginError
+
+__all__ = ["Distribution", "Interpreter", "Receipt", "describe_trust", "load_receipt"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Interpreter(_Record):
+    """The interpreter an environment runs on; it lies outside the tree."""
+
+    path: str
+    """After following every link."""
+    version: str
+    implementation: str
+    size: int
+    sha256: str
+
+
+class Distribution(_Record):
+    """One distribution in an environment."""
+
+    name: str
+    version: str
+    record: str
+    """Its RECORD, relative to the tree; it has the SHA-256 of every file the wheel brought."""
+    record_sha256: str
+
+
+class Receipt(_Record):
+    """What an installation recorded; its presence makes the plugin visible."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    plugin: str
+    version: str
+    trust: Literal["verified", "development"]
+    """verified: `archive` matched a released manifest's checksum; development: no checksum was given.
+    It says nothing of `distributions` other than the plugin's own."""
+    source: str
+    """The path that was installed, as given."""
+    archive: str
+    """The name of the wheel or library that was placed."""
+    archive_sha256: str
+    source_digest: str
+    """What was asked for: lets a second installation of the same thing stop early."""
+    environment: str
+    """The tree's folder, relative to the receipt's folder."""
+    manifest: str
+    """Plugin.toml, relative to the tree."""
+    manifest_digest: str
+    packages: str
+    """The folder that modules are imported from, relative to the tree; empty for a plain library."""
+    python: str | None
+    """The interpreter's name in the tree, relative to it; None for a plain native library."""
+    interpreter: Interpreter | None
+    distributions: tuple[Distribution, ...] = ()
+    """What was installed, the plugin's dependencies among them. The installer chose and fetched
+    those; each was as its RECORD says, and the tree digest covers their files."""
+    tree_digest: str
+    """SHA-256 of the listing beside the tree, which says what the tree held."""
+    platform: str
+    host_version: str
+    created: str
+    """UTC, ISO 8601."""
+
+
+def load_receipt(path: Path) -> Receipt:
+    """Read one receipt.
+
+    Raises:
+        PluginError: it is not a receipt of this version.
+    """
+    try:
+        receipt = Receipt.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "(file)"
+        raise PluginError(
+            "receipt-invalid",
+            f"{path} is not a receipt of this host",
+            facts=[(where, first["msg"])],
+            remedy=f"Install the plugin again, or remove it: vox-host plugin remove {path.stem}",
+        ) from None
+    except OSError as error:
+        raise PluginError("receipt-unreadable", f"{path} can't be read: {error.strerror}") from None
+    if receipt.plugin != path.stem:
+        raise PluginError(
+            "receipt-invalid",
+            f'{path} is the receipt of another plugin, "{receipt.plugin}"',
+            remedy=f"vox-host plugin remove {path.stem}",
+        )
+    for name in (receipt.environment, receipt.manifest, receipt.packages, receipt.python or "python"):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
+    return receipt
+
+
+def describe_trust(receipt: Receipt) -> str:
+    """Return what was held against a released checksum, and what only against later changes."""
+    others = len(receipt.distributions) - (receipt.python is not None)
+    own = (
+        f"{receipt.archive} matched its released checksum"
+        if receipt.trust == "verified"
+        else f"no checksum vouches for {receipt.archive}"
+    )
+    if others <= 0:
+        return own
+    named = "its dependency" if others == 1 else f"its {others} dependencies"
+    return f"{own}; none vouches for {named}, recorded as installed"

@@ -1,0 +1,168 @@
+"""The choice among candidates, and the errors where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vox_host.errors import IntegrityError, NoCandidateError, VoxError
+from vox_host.resolution.candidate import AUTO, Candidate, Request, StageRecord
+from vox_host.resolution.stages import PROBES, records_of
+
+if TYPE_CHECKING:
+    from vox_host.hardware.record import Machine
+
+__all__ = ["Resolution", "explain", "resolve"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolution:
+    """The choice and all reasons."""
+
+    chosen: Candidate
+    records: tuple[StageRecord, ...]
+    degraded_reason: str | None
+    """Set where `auto` landed on the CPU although something faster was meant to run."""
+    failed: tuple[str, ...] = ()
+    """The accelerator plugins that `degraded_reason` is about."""
+    warnings: tuple[str, ...] = ()
+    """What must be said aloud about the chosen plugin."""
+
+
+_CHANGED = frozenset({"integrity-mismatch", "receipt-invalid", "receipt-unreadable"})
+
+
+def resolve(
+    request: Request,
+    machine: Machine,
+    candidates: Sequence[Candidate],
+    outcomes: Sequence[StageRecord] = (),
+) -> Resolution:
+    """Return the candidate to start.
+
+    `outcomes` are the failures of earlier attempts to start (stages start, self-test, health).
+
+    Raises:
+        NoCandidateError: nothing fits, or the named plugin doesn't; one fact per candidate.
+        IntegrityError: the named plugin (with `auto`, any installed one) was changed, or is
+            not verified where that is required.
+    """
+    records = explain(request, machine, candidates, outcomes)
+    failures = {record.plugin_id: record for record in records if record.status == "failed"}
+    ordered = sorted(candidates, key=_preference)
+    if request.plugin != AUTO:
+        named = [c for c in ordered if c.plugin_id == request.plugin]
+        if not named:
+            raise _not_installed(request, ordered)
+        if request.plugin in failures:
+            raise _named_refused(named[0], failures[request.plugin])
+        chosen = named[0]
+    else:
+        # A changed plugin is no reason to quietly use another one.
+        for candidate in ordered:
+            record = failures.get(candidate.plugin_id)
+            if record is not None and record.code in _CHANGED:
+                raise _named_refused(candidate, record)
+        fitting = [c for c in ordered if c.plugin_id not in failures]
+        if not fitting:
+            raise _nothing_fits(request, ordered, failures)
+        chosen = fitting[0]
+    reason: str | None = None
+    failed: tuple[str, ...] = ()
+    if request.plugin == AUTO and chosen.lane == "cpu":
+        reason, failed = _why_degraded(machine, ordered, failures)
+    warnings = tuple(
+        record.detail
+        for record in records
+        if record.plugin_id == chosen.plugin_id and record.status == "warned"
+    )
+    return Resolution(
+        chosen=chosen, records=records, degraded_reason=reason, failed=failed, warnings=warnings
+    )
+
+
+def explain(
+    request: Request,
+    machine: Machine,
+    candidates: Sequence[Candidate],
+    outcomes: Sequence[StageRecord] = (),
+) -> tuple[StageRecord, ...]:
+    """Return one record per candidate and stage, in the order of preference."""
+    records: list[StageRecord] = []
+    for candidate in sorted(candidates, key=_preference):
+        records.extend(records_of(request, machine, candidate, outcomes))
+    return tuple(records)
+
+
+def _preference(candidate: Candidate) -> tuple[int, int, str, str]:
+    # A total order that no discovery order can change; broken manifests last.
+    if candidate.manifest is None:
+        return (10_000, 2, candidate.plugin_id, candidate.location)
+    lane_class = 1 if candidate.lane == "cpu" else 0
+    return (-candidate.manifest.priority, lane_class, candidate.plugin_id, candidate.location)
+
+
+def _why_degraded(
+    machine: Machine, ordered: Sequence[Candidate], failures: dict[str, StageRecord]
+) -> tuple[str | None, tuple[str, ...]]:
+    reasons = []
+    failed = []
+    for candidate in ordered:
+        record = failures.get(candidate.plugin_id)
+        if record is None or candidate.lane == "cpu":
+            continue
+        failed.append(candidate.plugin_id)
+        reasons.append(f'plugin "{candidate.plugin_id}" was not used: {record.detail}')
+    if not reasons:
+        idle = [d.name for d in machine.devices if d.is_visible]
+        if idle:
+            reasons.append(f"{', '.join(idle)} is here, but no plugin for it is installed")
+        # A probe speaks of an accelerator only where there are signs of one.
+        accelerators = {source for sources in PROBES.values() for source in sources}
+        reasons += [p.detail for p in machine.problems if p.source in accelerators and not idle]
+    if not reasons:
+        return None, ()
+    return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
+
+
+def _not_installed(request: Request, ordered: Sequence[Candidate]) -> NoCandidateError:
+    known = [(c.plugin_id, c.version or "broken") for c in ordered]
+    return NoCandidateError(
+        "plugin-not-found",
+        f'plugin "{request.plugin}" is not installed; nothing was started',
+        facts=known or [("installed", "no plugin at all")],
+        remedy="Install one: vox-host plugin install --path SOURCE",
+    )
+
+
+def _named_refused(candidate: Candidate, record: StageRecord) -> VoxError:
+    version = f" {candidate.version}" if candidate.version else ""
+    kind = IntegrityError if record.stage == "integrity" else NoCandidateError
+    return kind(
+        record.code,
+        f'plugin "{candidate.plugin_id}"{version} can\'t run here; nothing was started',
+        facts=[("stage", record.stage), ("reason", record.detail), ("found at", candidate.location)],
+        remedy=record.remedy or f"vox-host plugin explain {candidate.plugin_id} shows every stage.",
+    )
+
+
+def _nothing_fits(
+    request: Request, ordered: Sequence[Candidate], failures: dict[str, StageRecord]
+) -> NoCandidateError:
+    asked = request.capability if request.numerics is None else f"{request.capability}, {request.numerics}"
+    facts: list[tuple[str, Any]] = [("request", asked)]
+    facts += [(c.plugin_id, failures[c.plugin_id].detail) for c in ordered]
+    if not ordered:
+        return NoCandidateError(
+            "no-candidate",
+            "no plugin is installed; nothing was started",
+            facts=facts,
+            remedy="Install one: vox-host plugin install --path SOURCE",
+        )
+    return NoCandidateError(
+        "no-candidate",
+        f'no installed plugin can run "{request.capability}" here; nothing was started',
+        facts=facts,
+        remedy="vox-host plugin explain shows every stage; vox-host doctor shows the machine.",
+    )
