@@ -17,7 +17,7 @@ from lanes.cpu_calls import Step
 from mens_core.ops import AttentionSpec, Batch, Fault, StoredTensor
 from mens_cpu_ref.arrays import AddressCache, address_of, untouched_zeros
 from mens_cpu_ref.lane import CpuOps
-from mens_cpu_ref.library import load_library
+from mens_cpu_ref.library import ABI_VERSION, load_library
 from mens_cpu_ref.rotary import RotaryTable
 from mens_cpu_ref.threads import usable_threads
 from vox_plugin_api.backend import BackendError
@@ -67,7 +67,7 @@ def stand_in(tmp_path: Path, version: int, isa: str) -> Path:
 
 def test_a_cpu_below_the_minimum_is_refused_by_name(tmp_path):
     with pytest.raises(BackendError) as caught:
-        load_library(stand_in(tmp_path, 1, ""))
+        load_library(stand_in(tmp_path, ABI_VERSION, ""))
     assert caught.value.error.code == "cpu-too-old"
     assert caught.value.error.facts["needed"] == "x86-64-v3"
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ __all__ = [
     "Batch",
     "Fault",
     "Format",
+    "Layer",
     "Ops",
     "StoredTensor",
     "Tensor",
@@ -106,6 +107,13 @@ class Fault:
 
     name: str
     rows: tuple[int, ...]
+
+
+class Layer(Protocol):
+    """One decoder layer of a model: operators, called in an order that no value decides."""
+
+    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+        """[N, D] to [N, D]; what later positions need of these rows goes into `cache`."""
 
 
 class Ops(ABC):
@@ -204,6 +212,12 @@ class Ops(ABC):
     @abstractmethod
     def take_rows(self, x: Tensor, rows: Ints) -> Tensor:
         """x[rows]: [L, D]."""
+
+    def run_layers(self, x: Tensor, layers: Sequence[Layer], batch: Batch, cache: KvCache) -> Tensor:
+        """Fusion: the layers one after another, [N, D] to [N, D]; a lane may read them once and keep that."""
+        for layer in layers:
+            x = layer.forward(self, x, batch, cache)
+        return x
 
     # --- choosing tokens -----------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from vox_plugin_api.backend import BackendError
 
 __all__ = ["ABI_VERSION", "Library", "load_library"]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _P = ctypes.c_void_p
 _W = ctypes.c_int32
@@ -48,6 +48,9 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
     "function": (_W, _P, _I, _P),
 }
 """Arguments of each operator after its prefix; all return int64 (native/abi.h)."""
+
+_KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {"replay": (_P, _I, _P, _I, _P, _P, _P, _I, _I, _I)}
+"""What calls other operators: the reference is called operator by operator."""
 
 Function = Callable[..., int]
 
@@ -99,7 +102,10 @@ def load_library(path: Path | None = None) -> Library:
         )
     signatures = {**_OPERATORS, **_quantised_operators()}
     return Library(
-        kernels={name: _function(native, "vox_" + name, types) for name, types in signatures.items()},
+        kernels={
+            name: _function(native, "vox_" + name, types)
+            for name, types in {**signatures, **_KERNELS_ONLY}.items()
+        },
         reference={name: _function(native, "ref_" + name, types) for name, types in signatures.items()},
         isa=lambda: native.vox_isa().decode(),
         force_isa=functools.partial(_force_isa, native),

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from mens_core.config import ModelConfig
 from mens_core.models.layers import Head
-from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
+from mens_core.ops import Batch, Fault, KvCache, Layer, Ops, Tensor
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
 
@@ -35,13 +34,6 @@ class StepResult:
     """At most one per row, ascending. Other rows are not touched by it."""
 
 
-class Layer(Protocol):
-    """One decoder layer of a family."""
-
-    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
-        """[N, D] to [N, D]; what later positions need of these rows goes into `cache`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Model:
     """A decoder. A step reads and writes the cache; nothing else changes."""
@@ -61,8 +53,7 @@ class Model:
     def forward(self, batch: Batch, cache: KvCache) -> StepResult:
         """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
         hidden = self.head.embed(self.ops, batch)
-        for layer in self.layers:
-            hidden = layer.forward(self.ops, hidden, batch, cache)
+        hidden = self.ops.run_layers(hidden, self.layers, batch, cache)
         faults = list(self.ops.take_faults())
         logits = None
         if len(batch.logit_rows):
