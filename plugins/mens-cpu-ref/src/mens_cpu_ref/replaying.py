@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.ops import Batch, Layer
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows
+from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import KvCache
 from mens_cpu_ref.recording import Recording, UnrecordableError, record
@@ -18,6 +18,14 @@ __all__ = ["Replayer"]
 _OUT_OF_RANGE = -2
 _ALIGNMENT = 64
 _SIZES_KEPT = 64
+
+
+_MAPPED_BYTES = 1 << 20
+"""From here on a step's memory goes back to the system with it; the heap would keep it."""
+
+
+def _memory(size: int) -> npt.NDArray[np.uint8]:
+    return np.empty(size, np.uint8) if size < _MAPPED_BYTES else untouched_zeros(size, np.uint8)
 
 
 class Replayer:
@@ -44,7 +52,7 @@ class Replayer:
             return None
         out = new_rows(rows, x.values.shape[1])
         offsets, size = self._sized(recording, rows)
-        memory = np.empty(size, np.uint8)
+        memory = _memory(size)
         buffers = offsets + (-(-address_of(memory) // _ALIGNMENT) * _ALIGNMENT)
         buffers[0], buffers[1] = x.address, out.address
         code = self._call(recording, buffers, rows, batch, cache)
