@@ -86,6 +86,9 @@ VOX_API void vox_set_spin_us(int64_t microseconds);
 VOX_OPERATORS(vox)
 VOX_OPERATORS(ref)
 
+// Reads whole MiB of `bytes` of memory once, with all threads, for measurements; `folded` is the xor of its words.
+VOX_API int64_t vox_read(const void* memory, int64_t bytes, uint64_t* folded);
+
 // --- several operators in one call -----------------------------------------------------------
 // A recording is rows of VOX_OPERATION_WORDS numbers: kind, whether the operator is independent of the one before
 // it (1: both may run at once), the buffers x, y and out (indices into `buffers`, the addresses of this step; -1:

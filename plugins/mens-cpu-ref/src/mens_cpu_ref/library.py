@@ -49,8 +49,11 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
 }
 """Arguments of each operator after its prefix; all return int64 (native/abi.h)."""
 
-_KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {"replay": (_P, _I, _P, _I, _P, _P, _P, _I, _I, _I)}
-"""What calls other operators: the reference is called operator by operator."""
+_KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "replay": (_P, _I, _P, _I, _P, _P, _P, _I, _I, _I),
+    "read": (_P, _I, _P),
+}
+"""What calls operators, and what measures: no arithmetic of their own, so the reference has none of them."""
 
 Function = Callable[..., int]
 
