@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 
 from vox_plugin_api.backend import Backend, BackendInfo
@@ -13,6 +14,8 @@ PLUGIN_ID = "mens-cpu-ref"
 
 def backend() -> Backend:
     """Return the CPU lane; the native library is loaded here and refuses what can't run it."""
+    # numpy's matrix library is never called here; left alone it starts a thread for each core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Imported when the worker calls, so that importing the entry point costs and breaks nothing.
     from mens_core.backend import MensBackend
     from mens_core.conformance.quick import self_test
