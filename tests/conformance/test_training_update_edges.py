@@ -12,7 +12,7 @@ import pytest
 from lanes.update_sides import Side
 from mens_core.dropout_rate import DropoutRate
 from mens_core.ops import Fault, StoredTensor
-from mens_core.philox import philox
+from mens_core.philox import STREAM_DROPOUT, philox
 from mens_core.training_ops import AdamW, DropoutKey
 from mens_cpu_ref.arrays import Rows
 from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
@@ -197,7 +197,7 @@ def test_no_dropout_is_the_same_bytes_but_for_subnormals(ops):
 
 @pytest.mark.parametrize("column", [0, 3, 70, 130])
 def test_a_word_at_the_threshold_is_kept(ops, column):
-    words = philox(5, (9, 2 << 16 | column // 4, 4 | 3 << 16, 7))
+    words = philox(5, (9, 2 << 16 | column // 4, STREAM_DROPOUT | 3 << 16, 7))
     at = words[column % 4]
     for threshold, is_kept in ((at, True), (at + 1, False)):
         rate = threshold / 2**32  # exact
