@@ -14,14 +14,16 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from vox_plugin_api import messages as m
+from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import Backend, BackendError, Reply, Stream
 from vox_plugin_api.framing import (
     AnyToWorker,
@@ -36,6 +38,20 @@ __all__ = ["HEARTBEAT_INTERVAL_S", "RequestLoop", "internal_error"]
 HEARTBEAT_INTERVAL_S = 1.0
 EXIT_HOST_GONE = 10
 EXIT_PROTOCOL_BREACH = 11
+
+_STREAMED: Mapping[m.Method, type[m.Message]] = MappingProxyType(
+    {
+        "load_model": m.LoadModelParams,
+        "generate": m.GenerateParams,
+        "evaluate": m.EvaluateParams,
+        "trace": m.TraceParams,
+        "train_begin": t.TrainBeginParams,
+        "train_step": t.TrainStepParams,
+        "train_evaluate": t.TrainEvaluateParams,
+        "train_save": t.TrainSaveParams,
+    }
+)
+"""Methods of a backend that answer with a stream, and what they take."""
 
 
 @dataclass(slots=True)
@@ -167,18 +183,13 @@ class RequestLoop:
         self._progress += 1
 
     def _open(self, request: m.Request) -> _Running:
-        backend, params = self._backend, request.params
+        params = _STREAMED[request.method](**request.params)
+        stream: Stream = getattr(self._backend, request.method)(params)
         wanted = 1
-        if request.method == "load_model":
-            stream = backend.load_model(m.LoadModelParams(**params))
-        elif request.method == "generate":
-            stream = backend.generate(m.GenerateParams(**params))
-        elif request.method == "evaluate":
-            sequences = m.EvaluateParams(**params)
-            wanted = len(sequences.sequences)
-            stream = backend.evaluate(sequences)
-        else:
-            stream = backend.trace(m.TraceParams(**params))
+        if isinstance(params, m.EvaluateParams):
+            wanted = len(params.sequences)
+        elif isinstance(params, t.TrainEvaluateParams):
+            wanted = len(params.examples)
         return _Running(request.method, stream, wanted)
 
     def _step(self, request_id: int) -> None:
