@@ -61,19 +61,16 @@ def _cpu_reference() -> Ops:
 
 
 def _cpu_training() -> TrainingOps:
+    from mens_cpu_ref.library import load_library
     from mens_cpu_ref.training_lane import CpuTrainingOps
 
-    from mens_cpu_ref.library import load_library
-
-    return CpuTrainingOps(load_library().kernels)
+    return CpuTrainingOps(load_library())
 
 
 def _cpu_reference_training() -> TrainingOps:
-    from mens_cpu_ref.training_lane import CpuTrainingOps
+    from mens_cpu_ref.training_lane import ReferenceTrainingOps
 
-    from mens_cpu_ref.library import load_library
-
-    return CpuTrainingOps(load_library().reference)
+    return ReferenceTrainingOps()
 
 
 _TRAINING_MAKERS: dict[str, Callable[[], TrainingOps]] = {
