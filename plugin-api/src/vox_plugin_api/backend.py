@@ -13,10 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vox_plugin_api import messages as m
-from vox_plugin_api import train_messages as t
+
+if TYPE_CHECKING:  # a worker that serves never loads them
+    from vox_plugin_api import train_messages as t
 
 __all__ = ["Backend", "BackendError", "BackendInfo", "Reply", "Stream"]
 

@@ -14,16 +14,14 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from vox_plugin_api import messages as m
-from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import Backend, BackendError, Reply, Stream
 from vox_plugin_api.framing import (
     AnyToWorker,
@@ -38,20 +36,6 @@ __all__ = ["HEARTBEAT_INTERVAL_S", "RequestLoop", "internal_error"]
 HEARTBEAT_INTERVAL_S = 1.0
 EXIT_HOST_GONE = 10
 EXIT_PROTOCOL_BREACH = 11
-
-_STREAMED: Mapping[m.Method, type[m.Message]] = MappingProxyType(
-    {
-        "load_model": m.LoadModelParams,
-        "generate": m.GenerateParams,
-        "evaluate": m.EvaluateParams,
-        "trace": m.TraceParams,
-        "train_begin": t.TrainBeginParams,
-        "train_step": t.TrainStepParams,
-        "train_evaluate": t.TrainEvaluateParams,
-        "train_save": t.TrainSaveParams,
-    }
-)
-"""Methods of a backend that answer with a stream, and what they take."""
 
 
 @dataclass(slots=True)
@@ -183,13 +167,13 @@ class RequestLoop:
         self._progress += 1
 
     def _open(self, request: m.Request) -> _Running:
-        params = _STREAMED[request.method](**request.params)
+        params = _parameters_of(request.method)(**request.params)
         stream: Stream = getattr(self._backend, request.method)(params)
         wanted = 1
-        if isinstance(params, m.EvaluateParams):
-            wanted = len(params.sequences)
-        elif isinstance(params, t.TrainEvaluateParams):
-            wanted = len(params.examples)
+        if request.method == "evaluate":
+            wanted = len(request.params["sequences"])
+        elif request.method == "train_evaluate":
+            wanted = len(request.params["examples"])
         return _Running(request.method, stream, wanted)
 
     def _step(self, request_id: int) -> None:
@@ -238,6 +222,28 @@ class RequestLoop:
             self._channel.send(message, slices)
         except OSError:
             os._exit(EXIT_HOST_GONE)
+
+
+def _parameters_of(method: m.Method) -> type[m.Message]:
+    """Return what a method that answers with a stream takes."""
+    served: dict[str, type[m.Message]] = {
+        "load_model": m.LoadModelParams,
+        "generate": m.GenerateParams,
+        "evaluate": m.EvaluateParams,
+        "trace": m.TraceParams,
+    }
+    if method in served:
+        return served[method]
+    # Imported when training is asked for: a worker that serves starts without them.
+    from vox_plugin_api import train_messages as t
+
+    trained: dict[str, type[m.Message]] = {
+        "train_begin": t.TrainBeginParams,
+        "train_step": t.TrainStepParams,
+        "train_evaluate": t.TrainEvaluateParams,
+        "train_save": t.TrainSaveParams,
+    }
+    return trained[method]
 
 
 def internal_error(error: BaseException) -> m.WorkerError:

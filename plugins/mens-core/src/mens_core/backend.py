@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
 from mens_core.kv_plan import DEFAULT_KV_BYTES
@@ -15,11 +16,13 @@ from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
 from mens_core.serving import LaneFactory, Served, load_served
 from mens_core.tracing import trace_forward
-from mens_core.training import TrainingRun
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api import messages as m
-from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, Stream
+
+if TYPE_CHECKING:  # a worker that serves never loads them
+    from mens_core.training import TrainingRun
+    from vox_plugin_api import train_messages as t
 
 __all__ = ["MensBackend"]
 
@@ -110,6 +113,8 @@ class MensBackend(Backend):
                 "this worker trains one adapter and has begun; nothing was changed",
                 remedy="Unload the model to end that training, or start another worker.",
             )
+        from mens_core.training import TrainingRun
+
         ops = self._training_lane(served.ops)
         self._training = TrainingRun(
             params, served.loaded.model, ops, model_digest=served.result.model_digest
