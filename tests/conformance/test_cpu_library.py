@@ -15,7 +15,7 @@ import pytest
 
 from lanes.cpu_calls import Step
 from mens_core.ops import AttentionSpec, Batch, Fault, StoredTensor
-from mens_cpu_ref.arrays import AddressCache, address_of, untouched_zeros
+from mens_cpu_ref.arrays import AddressCache, WeightMemory, address_of, untouched_zeros
 from mens_cpu_ref.lane import CpuOps
 from mens_cpu_ref.library import ABI_VERSION, load_library
 from mens_cpu_ref.rotary import RotaryTable
@@ -205,6 +205,30 @@ def test_zeros_are_aligned_and_take_memory_only_where_they_are_written():
         assert zeros.size == count
         assert zeros.ctypes.data % 64 == 0
         assert not zeros.any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_reader_that_measures_bandwidth_reads_every_word(library, threads):
+    library.set_threads(threads)
+    words = np.random.default_rng(5).integers(0, 1 << 63, (5 << 20) // 8, dtype=np.uint64)
+    folded = np.zeros(1, np.uint64)
+    assert library.kernels["read"](address_of(words), words.nbytes, address_of(folded)) == 0
+    assert folded[0] == np.bitwise_xor.reduce(words)
+    library.set_threads(1)
+
+
+def test_weights_lie_behind_one_another_and_large_ones_alone():
+    memory = WeightMemory()
+    first, second, large = memory.take(100), memory.take(70), memory.take(20 << 20)
+    assert address_of(second) - address_of(first) == 128
+    assert address_of(first) % 64 == address_of(large) % 4096 == 0
+    assert (first.size, second.size, large.size) == (100, 70, 20 << 20)
+    filled = [memory.take(15 << 20) for _ in range(5)]
+    for i, piece in enumerate(filled):
+        assert not piece.any()
+        piece[:] = i + 1
+    assert [int(piece[0]) for piece in filled] == [int(piece[-1]) for piece in filled] == [1, 2, 3, 4, 5]
+    assert not second.any()
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")

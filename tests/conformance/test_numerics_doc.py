@@ -132,3 +132,15 @@ def test_philox_has_the_constants_of_the_code() -> None:
         philox._WEYL_0,
         philox._WEYL_1,
     ]
+
+
+def test_the_streams_of_random_words_are_those_of_the_code() -> None:
+    found = {name: int(number) for number, name in re.findall(r"\b(\d) ([a-z ]+?)[,.]", section("13.5"))}
+    assert found == {
+        "sampling": philox.STREAM_SAMPLING,
+        "first values": philox.STREAM_LORA,
+        "conformance vectors": philox.STREAM_VECTORS,
+        "dropout": philox.STREAM_DROPOUT,
+    }
+    native = (ROOT / "plugins/mens-cpu-ref/native/update_abi.cpp").read_text(encoding="utf-8")
+    assert f"kDropoutStream = {philox.STREAM_DROPOUT};" in native

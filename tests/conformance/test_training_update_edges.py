@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from lanes.update_sides import Side
 from mens_core.dropout_rate import DropoutRate
 from mens_core.ops import Fault, StoredTensor
+from mens_core.philox import STREAM_DROPOUT, philox
 from mens_core.training_ops import AdamW, DropoutKey
 from mens_cpu_ref.arrays import Rows
 from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
@@ -188,6 +193,29 @@ def test_no_dropout_is_the_same_bytes_but_for_subnormals(ops):
     x = np.array([[1.5, -0.0, 1e-40, -1e-40, 3e38]], np.float32)
     made = ops.dropout(Rows(x), 0.0, DropoutKey(3, 1, 2), index(4), index(5), name="d").values
     assert made.tobytes() == np.array([[1.5, -0.0, 0.0, -0.0, 3e38]], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("column", [0, 3, 70, 130])
+def test_a_word_at_the_threshold_is_kept(ops, column):
+    words = philox(5, (9, 2 << 16 | column // 4, STREAM_DROPOUT | 3 << 16, 7))
+    at = words[column % 4]
+    for threshold, is_kept in ((at, True), (at + 1, False)):
+        rate = threshold / 2**32  # exact
+        assert DropoutRate.of(rate).threshold == threshold
+        made = ops.dropout(ones(1, 131), rate, DropoutKey(5, 7, 3), index(9), index(2), name="d").values
+        assert bool(made[0, column]) == is_kept
+
+
+def test_a_lane_that_only_serves_binds_nothing_of_training():
+    code = (
+        "import sys; from mens_cpu_ref.lane import CpuOps; from mens_cpu_ref.library import load_library; "
+        "lane = CpuOps(load_library().kernels); "
+        "assert not [m for m in sys.modules if 'update' in m or 'training' in m or 'backward' in m]; "
+        "assert 'adamw' not in lane._functions"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
 
 
 @pytest.mark.parametrize("columns", [96, 83, 33])

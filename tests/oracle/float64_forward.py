@@ -95,7 +95,7 @@ def hidden_states(settings: Settings, get: Get, token_ids: Sequence[int]) -> Arr
     """Return what the last layer makes of every position, before the final norm."""
     s = settings
     is_gemma = s.family == "gemma3"
-    x = get("embed_tokens.weight")[list(token_ids)].astype(F64) * s.embed_scale
+    x = get("embed_tokens.weight")[list(token_ids)].astype(F64, copy=False) * s.embed_scale
     positions = np.arange(len(token_ids), dtype=F64)
     for i in range(s.layers):
         layer = f"layers.{i}."
@@ -128,11 +128,11 @@ def logit_pieces(
 
 def _norm(s: Settings, x: Array, weight: npt.NDArray[Any]) -> Array:
     mean_square = np.mean(x**2, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + s.eps) * (weight.astype(F64) + s.norm_offset)
+    return x / np.sqrt(mean_square + s.eps) * (weight.astype(F64, copy=False) + s.norm_offset)
 
 
 def _linear(x: Array, weight: npt.NDArray[Any]) -> Array:
-    return x @ weight.astype(F64).T
+    return x @ weight.astype(F64, copy=False).T
 
 
 def _cap(x: Array, cap: float | None) -> Array:

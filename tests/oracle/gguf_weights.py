@@ -36,6 +36,8 @@ class GgufWeights:
         self.reader = gguf.GGUFReader(path)
         self._tensors = {_hf_name(t.name): t for t in self.reader.tensors}
         self.get = cache(self._dequantise)
+        self.get64 = cache(lambda name: self._dequantise(name).astype(np.float64))
+        """The same values, widened once: 2 GiB when all are asked for."""
 
     def settings(self) -> Settings:
         def field(name: str) -> object:

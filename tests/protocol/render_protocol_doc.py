@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from vox_host.workers import Limits
 from vox_plugin_api import messages as m
+from vox_plugin_api import train_messages as t
 from vox_plugin_api.framing import MAX_BINARY_BYTES, MAX_JSON_BYTES
 from vox_plugin_api.request_loop import HEARTBEAT_INTERVAL_S
 from vox_plugin_api.transcript import LOCAL_PARAMS
@@ -26,6 +27,10 @@ _METHODS = {
     "trace": (m.TraceParams, "one `TraceResult`, with one binary frame per name in `slices`"),
     "unload": (m.UnloadParams, "nothing but the final event"),
     "self_test": (m.SelfTestParams, "one `SelfTestResult`"),
+    "train_begin": (t.TrainBeginParams, "one `TrainBeginResult`"),
+    "train_step": (t.TrainStepParams, "one `TrainStepResult`"),
+    "train_evaluate": (t.TrainEvaluateParams, "one `TrainEvaluateResult` per example, in order"),
+    "train_save": (t.TrainSaveParams, "one `TrainSaveResult`"),
 }
 
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vox_plugin_api import messages as m
+
+if TYPE_CHECKING:  # a worker that serves never loads them
+    from vox_plugin_api import train_messages as t
 
 __all__ = ["Backend", "BackendError", "BackendInfo", "Reply", "Stream"]
 
@@ -30,6 +33,8 @@ class Reply:
 
 
 Stream = Iterator[Reply | None]
+
+_NO_TRAINING = "this backend has no capability 'train'"
 
 
 class BackendError(Exception):
@@ -77,6 +82,22 @@ class Backend(ABC):
     def trace(self, params: m.TraceParams) -> Stream:
         """Yield one `TraceResult` (capability "trace")."""
         raise BackendError("not-supported", "this backend has no capability 'trace'")
+
+    def train_begin(self, params: t.TrainBeginParams) -> Stream:
+        """Make or resume an adapter of the loaded model; yield a `TrainBeginResult` (capability "train")."""
+        raise BackendError("not-supported", _NO_TRAINING)
+
+    def train_step(self, params: t.TrainStepParams) -> Stream:
+        """Take one optimizer step, whole or not at all; yield one `TrainStepResult` (capability "train")."""
+        raise BackendError("not-supported", _NO_TRAINING)
+
+    def train_evaluate(self, params: t.TrainEvaluateParams) -> Stream:
+        """Yield one `TrainEvaluateResult` per example, in order (capability "train")."""
+        raise BackendError("not-supported", _NO_TRAINING)
+
+    def train_save(self, params: t.TrainSaveParams) -> Stream:
+        """Write a folder to resume from; yield one `TrainSaveResult` (capability "train")."""
+        raise BackendError("not-supported", _NO_TRAINING)
 
     def unload(self, params: m.UnloadParams) -> Reply:
         """Forget the loaded model and free its memory."""

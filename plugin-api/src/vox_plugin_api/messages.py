@@ -181,7 +181,19 @@ class SelfTestParams(Message):
     """Compare the lane's operators with the numerics' vectors."""
 
 
-Method = Literal["load_model", "generate", "evaluate", "trace", "unload", "self_test"]
+Method = Literal[
+    "load_model",
+    "generate",
+    "evaluate",
+    "trace",
+    "unload",
+    "self_test",
+    "train_begin",
+    "train_step",
+    "train_evaluate",
+    "train_save",
+]
+"""The messages of training are in `train_messages`."""
 
 
 class Request(Message):

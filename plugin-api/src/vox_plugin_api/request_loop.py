@@ -167,18 +167,13 @@ class RequestLoop:
         self._progress += 1
 
     def _open(self, request: m.Request) -> _Running:
-        backend, params = self._backend, request.params
+        params = _parameters_of(request.method)(**request.params)
+        stream: Stream = getattr(self._backend, request.method)(params)
         wanted = 1
-        if request.method == "load_model":
-            stream = backend.load_model(m.LoadModelParams(**params))
-        elif request.method == "generate":
-            stream = backend.generate(m.GenerateParams(**params))
-        elif request.method == "evaluate":
-            sequences = m.EvaluateParams(**params)
-            wanted = len(sequences.sequences)
-            stream = backend.evaluate(sequences)
-        else:
-            stream = backend.trace(m.TraceParams(**params))
+        if request.method == "evaluate":
+            wanted = len(request.params["sequences"])
+        elif request.method == "train_evaluate":
+            wanted = len(request.params["examples"])
         return _Running(request.method, stream, wanted)
 
     def _step(self, request_id: int) -> None:
@@ -227,6 +222,28 @@ class RequestLoop:
             self._channel.send(message, slices)
         except OSError:
             os._exit(EXIT_HOST_GONE)
+
+
+def _parameters_of(method: m.Method) -> type[m.Message]:
+    """Return what a method that answers with a stream takes."""
+    served: dict[str, type[m.Message]] = {
+        "load_model": m.LoadModelParams,
+        "generate": m.GenerateParams,
+        "evaluate": m.EvaluateParams,
+        "trace": m.TraceParams,
+    }
+    if method in served:
+        return served[method]
+    # Imported when training is asked for: a worker that serves starts without them.
+    from vox_plugin_api import train_messages as t
+
+    trained: dict[str, type[m.Message]] = {
+        "train_begin": t.TrainBeginParams,
+        "train_step": t.TrainStepParams,
+        "train_evaluate": t.TrainEvaluateParams,
+        "train_save": t.TrainSaveParams,
+    }
+    return trained[method]
 
 
 def internal_error(error: BaseException) -> m.WorkerError:

@@ -7,7 +7,7 @@ and the examples. A step is all or nothing, and a host never repeats one by itse
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -76,26 +76,25 @@ class TrainBeginParams(Message):
 
     adapter: AdapterConfig | None = None
     optimizer: OptimizerConfig | None = None
-    schedule: Schedule = Schedule()
-    seed: int = Field(default=0, ge=0, lt=2**64)
-    """Of the first values and of dropout."""
+    schedule: Schedule | None = None
+    """None: constant."""
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    """Of the first values and of dropout; None: 0."""
     resume_dir: str | None = None
     """The folder; it holds all of the above, so none of it may be given."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Examples to run at once; None: as the worker likes. Changes memory and time, no bit."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        new = [name for name in ("adapter", "optimizer") if value.get(name) is not None]
-        if value.get("resume_dir") is not None:
-            if new:
-                raise ValueError(f"resume_dir holds {' and '.join(new)} already: give one or the other")
-        elif len(new) < 2:
+    @model_validator(mode="after")
+    def _check(self) -> TrainBeginParams:
+        given = [
+            name for name in ("adapter", "optimizer", "schedule", "seed") if getattr(self, name) is not None
+        ]
+        if self.resume_dir is not None and given:
+            raise ValueError(f"resume_dir holds {' and '.join(given)} already: give one or the other")
+        if self.resume_dir is None and (self.adapter is None or self.optimizer is None):
             raise ValueError("give adapter and optimizer, or resume_dir")
-        return value
+        return self
 
 
 class TrainBeginResult(Message):

@@ -4,10 +4,12 @@
 #include <stddef.h>
 
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "backward_abi.h"
 #include "float_kernels.h"
+#include "plan.h"
 #include "tasks.h"
 
 namespace {
@@ -90,6 +92,13 @@ std::vector<AttentionItem> attention_items(const Rows& rows, int64_t count, int6
   return items;
 }
 
+// Equal pieces into which a row of logits can be cut, none too short to be worth a part.
+int64_t pieces_of(int64_t width) {
+  int64_t pieces = 64;
+  while (pieces > 1 && (width % pieces != 0 || width / pieces < 1024)) pieces /= 2;
+  return pieces;
+}
+
 int64_t attention_nanoseconds(const AttentionTask& task, int64_t count, size_t items) {
   int64_t seen = 0;
   for (int64_t r = 0; r < count; ++r) {
@@ -135,8 +144,10 @@ int64_t vox_linear(int32_t format, const void* packed, int64_t outputs, int64_t 
   const LinearTask task{packed_weight(format, packed, outputs, inputs), x, out, rows, rows_per_part,
                         parts_of(rows, rows_per_part)};
   const int64_t bytes = inputs * columns * element_bytes(format), products = inputs * columns * rows_per_part;
-  return run({kernels.linear, &task, groups * task.row_parts, bytes / 16 + products / 24,
-              kernels.linear_scratch_bytes(rows_per_part)});
+  Work work(kernels.linear, &task, groups * task.row_parts, bytes / 16 + products / 24,
+            kernels.linear_scratch_bytes(rows_per_part));
+  if (task.row_parts == 1) work.reads(packed, bytes);
+  return run(work);
 }
 
 int64_t vox_norm(const float* x, const float* weight, int64_t rows, int64_t heads, int64_t width, float eps,
@@ -192,10 +203,12 @@ int64_t vox_attention_saving(const float* q, int64_t rows, int64_t heads, int64_
                      nullptr, q, out, heads, scale, window, softcap, m, l};
   if (!are_rows_in_range(task.rows, rows, blocks) || !are_blocks_present(task.rows, window)) return VOX_OUT_OF_RANGE;
   try {
-    const std::vector<AttentionItem> items = attention_items(task.rows, rows, heads, kv_heads);
-    task.items = items.data();
-    return run({kernels.attention, &task, static_cast<int64_t>(items.size()),
-                attention_nanoseconds(task, rows, items.size()), kernels.attention_scratch_bytes(task.layer)});
+    std::vector<AttentionItem> items = attention_items(task.rows, rows, heads, kv_heads);
+    const auto count = static_cast<int64_t>(items.size());
+    const int64_t nanoseconds = attention_nanoseconds(task, rows, items.size());
+    if (Plan* plan = Plan::collecting()) task.items = plan->keep(std::move(items));
+    else task.items = items.data();
+    return run({kernels.attention, &task, count, nanoseconds, kernels.attention_scratch_bytes(task.layer)});
   } catch (const std::bad_alloc&) {
     return VOX_OUT_OF_MEMORY;
   }
@@ -218,8 +231,25 @@ int64_t vox_softcap(const float* x, int64_t rows, int64_t width, float cap, floa
 }
 
 int64_t vox_argmax(const float* x, int64_t rows, int64_t width, int32_t* out) {
-  const ArgmaxTask task{x, width, out};
-  return run({kFloat.active().argmax, &task, rows, width / 8});
+  // Pieces of a row find their maximum at once; the first piece that has the row's holds the lowest id.
+  const int64_t pieces = pieces_of(width), piece = width / pieces;
+  try {
+    std::vector<float> most(static_cast<size_t>(rows * pieces));
+    const RowMaxTask search{x, piece, most.data()};
+    if (const int64_t code = run({kFloat.active().row_max, &search, rows * pieces, piece / 16}); code != 0) return code;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* row = most.data() + r * pieces;
+      int64_t best = 0;
+      for (int64_t i = 1; i < pieces; ++i)
+        if (row[i] > row[best]) best = i;
+      const ArgmaxTask task{x + r * width + best * piece, piece, out + r};
+      if (const int64_t code = run({kFloat.active().argmax, &task, 1, piece / 8}); code != 0) return code;
+      out[r] += static_cast<int32_t>(best * piece);
+    }
+  } catch (const std::bad_alloc&) {
+    return VOX_OUT_OF_MEMORY;
+  }
+  return 0;
 }
 
 int64_t vox_token_weights(const float* x, int64_t width, float temperature, uint64_t* out) {

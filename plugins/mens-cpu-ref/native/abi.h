@@ -85,6 +85,32 @@ VOX_API void vox_set_spin_us(int64_t microseconds);
 
 VOX_OPERATORS(vox)
 VOX_OPERATORS(ref)
+
+// Reads whole MiB of `bytes` of memory once, with all threads, for measurements; `folded` is the xor of its words.
+VOX_API int64_t vox_read(const void* memory, int64_t bytes, uint64_t* folded);
+
+// --- several operators in one call -----------------------------------------------------------
+// A recording is rows of VOX_OPERATION_WORDS numbers: kind, whether the operator is independent of the one before
+// it (1: both may run at once), the buffers x, y and out (indices into `buffers`, the addresses of this step; -1:
+// none), then arguments in the order of the operator's own, floats as their bits. All operators get the same rows
+// of a step. Returns what the first operator that objects returns, nothing having run; VOX_OUT_OF_MEMORY; or 1 + the
+// index of the first operator with a row that is not finite.
+#define VOX_OPERATION_WORDS 16
+enum {
+  VOX_NORM = 0,               // x out: weight heads width eps
+  VOX_ROPE = 1,               // x out: heads pairs table slots slot_count
+  VOX_KV_APPEND = 2,          // x=k y=v: kv_heads head_dim keys values
+  VOX_ATTENTION = 3,          // x=q out: heads kv_heads head_dim keys values scale window softcap
+  VOX_ADD = 4,                // x y out: width
+  VOX_SILU_GATE = 5,          // x y out: width
+  VOX_GELU_GATE = 6,          // x y out: width
+  VOX_LINEAR = 7,             // x out: format packed outputs inputs
+  VOX_QUANT_ACTIVATIONS = 8,  // x out=bytes: block columns
+  VOX_QUANT_LINEAR = 9,       // x=bytes out: format packed outputs columns
+};
+VOX_API int64_t vox_replay(const int64_t* operations, int64_t count, const int64_t* buffers, int64_t rows,
+                           const int32_t* positions, const int32_t* starts, const int32_t* block_tables,
+                           int64_t sequences, int64_t blocks_per_sequence, int64_t blocks);
 #undef VOX_OPERATORS
 
 #ifdef __cplusplus

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "flush.h"
+#include "plan.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,11 +23,23 @@
 namespace vox {
 namespace {
 
-// Waking a thread costs more than this much work.
+// Waking a thread costs more than this much work; between two works of a plan nobody sleeps, and what is left
+// is to hand data to another core.
 constexpr int64_t kInlineNanoseconds = 6000;
-// A decode step has a gap of some microseconds between two operators; spinning over it keeps
-// the wake-up time below one.
-constexpr int64_t kDefaultSpinMicroseconds = 100;
+constexpr int64_t kInlineInPlanNanoseconds = 2000;
+// Shared work is cut into so many tickets per thread, unless they were too short to be worth taking or
+// so long that a thread waits for another's last one.
+constexpr int64_t kTicketsPerThread = 6;
+constexpr int64_t kLeastTicketNanoseconds = 1500;
+constexpr int64_t kMostTicketNanoseconds = 40000;
+// Between two steps of a decode lie some hundred microseconds in which tokens are handed out. A thread that
+// slept through them comes late to the next step, by up to a millisecond on a busy machine.
+constexpr int64_t kDefaultSpinMicroseconds = 500;
+// How often a thread that waits for another's ticket looks before it sleeps. Never sched_yield instead: Linux
+// 6.18 makes a thread that yields pay with its place in the queue, and beside other work it then hardly runs.
+constexpr int kSpinsBeforeSleep = 4000;
+// What a thread fetches of its next ticket's memory while it waits; a part of a core's second cache.
+constexpr int64_t kFetchedEarlyBytes = 128 << 10;
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -85,63 +98,137 @@ class Pool {
 
   int count() const { return static_cast<int>(threads_.size()) + 1; }
 
-  int64_t run(const Work& work) {
-    const int64_t total = work.parts * work.nanoseconds_per_part;
-    if (threads_.empty() || work.parts < 2 || total < kInlineNanoseconds) return run_here(work);
-
-    work_ = work;
-    // Several grabs per thread even out a thread that the system takes away for a while.
-    const int64_t even = (work.parts + count() * 6 - 1) / (count() * 6);
-    const int64_t cheap = 1000 / (work.nanoseconds_per_part + 1);
-    grain_ = even > cheap ? even : cheap;
-    const int64_t share = (work.parts + count() - 1) / count();
-    if (grain_ > share) grain_ = share;
-    if (grain_ < 1) grain_ = 1;
+  void run(Stage* stages, int64_t stage_count) {
+    cut_into_tickets(stages, stage_count);
+    stages_ = stages;
+    stage_count_ = stage_count;
     next_.store(0, std::memory_order_relaxed);
-    fault_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    if (threads_.empty() || tickets_ < 2) {
+      work_on_plan(own_);
+      return;
+    }
     const uint64_t generation = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     state_.store((generation << 32) | kOpen, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    work_on(own_);
-    // Whoever has not joined by now never will; the others are finishing their last part.
-    state_.fetch_and(~kOpen, std::memory_order_acq_rel);
-    for (int spins = 0; (state_.load(std::memory_order_acquire) & kActive) != 0; ++spins) {
-      pause_cpu();
-      if (spins > 2000) std::this_thread::yield();
-    }
-    return fault_.load(std::memory_order_relaxed);
+    work_on_plan(own_);
+    // Whoever has not joined by now never will; the others are finishing their last ticket.
+    state_.fetch_and(~kOpen, std::memory_order_seq_cst);
+    wait_until([this] { return (state_.load(std::memory_order_seq_cst) & kActive) == 0; }, [] { return false; });
   }
 
  private:
   static constexpr uint64_t kOpen = uint64_t{1} << 31;
   static constexpr uint64_t kActive = kOpen - 1;
 
-  int64_t run_here(const Work& work) {
-    void* scratch = own_.get(work.scratch_bytes);
-    if (work.scratch_bytes > 0 && scratch == nullptr) return kOutOfMemory;
-    FlushScope flush;
-    return work.part(work.task, 0, work.parts, scratch);
+  static bool is_small(const Work& work, int64_t stages) {
+    const int64_t inline_below = stages > 1 ? kInlineInPlanNanoseconds : kInlineNanoseconds;
+    return work.parts < 2 || work.parts * work.nanoseconds_per_part < inline_below;
   }
 
-  void work_on(Scratch& memory) {
-    void* scratch = memory.get(work_.scratch_bytes);
-    int64_t fault = work_.scratch_bytes > 0 && scratch == nullptr ? kOutOfMemory : 0;
-    if (fault == 0) {
-      FlushScope flush;
-      for (;;) {
-        const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-        if (begin >= work_.parts) break;
-        const int64_t end = begin + grain_ < work_.parts ? begin + grain_ : work_.parts;
-        fault = first_of(fault, work_.part(work_.task, begin, end, scratch));
+  void cut_into_tickets(Stage* stages, int64_t count) {
+    int64_t tickets = 0, needs_of_group = 0;
+    bool was_small = false;         // the last stage lies in the last ticket, alone or with others as small
+    bool is_group_in_one = false;  // the last ticket is all that the present group has so far
+    for (int64_t s = 0; s < count; ++s) {
+      Stage& stage = stages[s];
+      const bool starts_group = s == 0 || !stage.joins;
+      const bool small = threads_.empty() || is_small(stage.work, count);
+      // Small works in a row are one ticket: to hand their data to another core would take longer.
+      const bool extends = small && was_small && (!starts_group || is_group_in_one);
+      if (starts_group) needs_of_group = tickets;
+      stage.grain = small ? stage.work.parts : grain_of(stage.work);
+      if (extends) {
+        stage.first_ticket = tickets - 1;
+        stage.needs = stages[s - 1].needs;
+      } else {
+        is_group_in_one = starts_group && small;
+        stage.first_ticket = tickets;
+        stage.needs = needs_of_group;
+        tickets += small ? 1 : (stage.work.parts + stage.grain - 1) / stage.grain;
+      }
+      stage.end_ticket = tickets;
+      stage.fault = 0;
+      was_small = small;
+    }
+    tickets_ = tickets;
+  }
+
+  int64_t grain_of(const Work& work) const {
+    const int64_t share = work.parts * work.nanoseconds_per_part / (count() * kTicketsPerThread);
+    const int64_t wanted = share < kLeastTicketNanoseconds  ? kLeastTicketNanoseconds
+                           : share > kMostTicketNanoseconds ? kMostTicketNanoseconds
+                                                            : share;
+    const int64_t most = (work.parts + count() - 1) / count();
+    const int64_t grain = (wanted + work.nanoseconds_per_part - 1) / work.nanoseconds_per_part;
+    return grain < most ? grain : most;
+  }
+
+  void work_on_plan(Scratch& memory) {
+    FlushScope flush;
+    int64_t s = 0;
+    for (;;) {
+      const int64_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
+      if (ticket >= tickets_) return;
+      while (ticket >= stages_[s].end_ticket) ++s;
+      const int64_t needs = stages_[s].needs;
+      if (done_.load(std::memory_order_acquire) < needs) {
+        int64_t fetched = 0;
+        wait_until([&] { return done_.load(std::memory_order_seq_cst) >= needs; },
+                   [&] { return fetch_early(stages_[s], ticket, &fetched); });
+      }
+      // Stages that share this ticket follow one another.
+      for (int64_t i = s; i < stage_count_ && stages_[i].first_ticket <= ticket; ++i)
+        run_ticket(stages_[i], ticket, memory);
+      done_.fetch_add(1, std::memory_order_seq_cst);
+      if (waiters_.load(std::memory_order_seq_cst) > 0) {
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        progress_.notify_all();
       }
     }
-    int64_t seen = fault_.load(std::memory_order_relaxed);
-    while (fault != 0 && first_of(seen, fault) != seen &&
-           !fault_.compare_exchange_weak(seen, fault, std::memory_order_relaxed)) {
+  }
+
+  void run_ticket(Stage& stage, int64_t ticket, Scratch& memory) {
+    const Work& work = stage.work;
+    const int64_t begin = (ticket - stage.first_ticket) * stage.grain;
+    const int64_t end = begin + stage.grain < work.parts ? begin + stage.grain : work.parts;
+    if (begin >= end) return;
+    void* scratch = memory.get(work.scratch_bytes);
+    const int64_t fault =
+        work.scratch_bytes > 0 && scratch == nullptr ? kOutOfMemory : work.part(work.task, begin, end, scratch);
+    if (fault == 0) return;
+    std::lock_guard<std::mutex> lock(fault_mutex_);
+    stage.fault = first_of(stage.fault, fault);
+  }
+
+  // Asks for a few more lines of what the ticket will read; false when there is no more to ask for.
+  static bool fetch_early(const Stage& stage, int64_t ticket, int64_t* fetched) {
+    const Work& work = stage.work;
+    if (work.stream == nullptr) return false;
+    int64_t bytes = stage.grain * work.stream_step;
+    if (bytes > kFetchedEarlyBytes) bytes = kFetchedEarlyBytes;
+    if (*fetched >= bytes) return false;
+    const char* from =
+        static_cast<const char*>(work.stream) + (ticket - stage.first_ticket) * stage.grain * work.stream_step;
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(from + *fetched + 64 * line, 0, 3);
+    *fetched += 4 * 64;
+    return true;
+  }
+
+  // Spins, then sleeps, until `ready`; `meanwhile` is called while it spins, and returns whether it did something.
+  template <class Ready, class Meanwhile>
+  void wait_until(const Ready& ready, const Meanwhile& meanwhile) {
+    for (int spins = 0; spins < kSpinsBeforeSleep; ++spins) {
+      if (ready()) return;
+      if (!meanwhile()) pause_cpu();
     }
+    std::unique_lock<std::mutex> lock(mutex_);
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    progress_.wait(lock, ready);
+    waiters_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
   void serve() {
@@ -153,8 +240,12 @@ class Pool {
       served = state >> 32;
       while ((state & kOpen) != 0 && (state >> 32) == served) {
         if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
-          work_on(memory);
-          state_.fetch_sub(1, std::memory_order_acq_rel);
+          work_on_plan(memory);
+          state_.fetch_sub(1, std::memory_order_seq_cst);
+          if (waiters_.load(std::memory_order_seq_cst) > 0) {
+            { std::lock_guard<std::mutex> lock(mutex_); }
+            progress_.notify_all();
+          }
           break;
         }
       }
@@ -194,22 +285,24 @@ class Pool {
   static std::atomic<int64_t> spin_;
 
  private:
-  Work work_{};
-  int64_t grain_ = 1;
+  Stage* stages_ = nullptr;
+  int64_t stage_count_ = 0;
+  int64_t tickets_ = 0;
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int64_t> fault_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<int> waiters_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  std::mutex mutex_, fault_mutex_;
+  std::condition_variable wake_, progress_;
   Scratch own_;
   std::vector<std::thread> threads_;
 };
 
 std::atomic<int64_t> Pool::spin_{kDefaultSpinMicroseconds};
 
-// One operator at a time: two Python threads in here would only share the same cores.
+// One plan at a time: two Python threads in here would only share the same cores.
 std::mutex* g_turn = new std::mutex;
 Pool* g_pool = nullptr;
 int g_threads = 1;
@@ -228,15 +321,15 @@ void start_pool() {
 
 }  // namespace
 
-int64_t run(const Work& work) {
-  if (work.parts <= 0) return 0;
+int64_t run_stages(Stage* stages, int64_t count) {
   std::lock_guard<std::mutex> lock(*g_turn);
   try {
     if (g_pool == nullptr) start_pool();
   } catch (const std::system_error&) {
     return kOutOfMemory;
   }
-  return g_pool->run(work);
+  g_pool->run(stages, count);
+  return 0;
 }
 
 int set_threads(int count) {

@@ -63,7 +63,12 @@ int64_t vox_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs,
   const int64_t rows_per_part = rows < vox::quant::kRowsPerPart ? rows : vox::quant::kRowsPerPart;
   // One group is read at some 10 bytes per nanosecond, and each row costs 32 operations a column at some 200.
   const int64_t nanoseconds = columns * (16 + 2 * rows_per_part) / 16;
-  return vox::run({kQuant.active().linear, &task, spans * groups_of(outputs), nanoseconds});
+  vox::Work work(kQuant.active().linear, &task, spans * groups_of(outputs), nanoseconds);
+  if (spans == 1) {
+    const vox::quant::Layout layout = vox::quant::layout_of(format);
+    work.reads(packed, vox::quant::group_bytes(layout, columns / layout.block));
+  }
+  return vox::run(work);
 }
 
 int64_t vox_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int64_t columns, const int32_t* ids,

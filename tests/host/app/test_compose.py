@@ -13,7 +13,15 @@ import pytest
 from fixtures.scripted_home import MACHINE, scripted_candidate, scripted_home
 from vox_host.app.compose import ModelOptions, open_model
 from vox_host.app.service import AnswerPiece
-from vox_host.errors import IntegrityError, NoCandidateError, UsageError, VoxError, WorkerFailedError
+from vox_host.errors import (
+    IntegrityError,
+    ModelError,
+    NoCandidateError,
+    UsageError,
+    VoxError,
+    WorkerFailedError,
+)
+from vox_host.models.tokenizer import Tokenizer
 from vox_host.settings import Settings
 from vox_host.workers import Limits
 from vox_plugin_api import messages as m
@@ -100,6 +108,26 @@ async def test_weights_that_are_not_those_imported_start_nothing(tmp_path):
     assert facts["file"] == str(weights)
     assert facts["expected"] != facts["found"]
     assert not any("starting" in line for line in said)
+
+
+async def test_a_broken_tokenizer_ends_the_start_whatever_other_plugin_there_is(tmp_path, monkeypatch):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}))
+    one = scripted_candidate(tmp_path)
+    assert one.manifest is not None
+    section = one.manifest.backend.model_copy(update={"priority": 500})
+    other = replace(one, plugin_id="other")
+    one = replace(one, manifest=one.manifest.model_copy(update={"backend": section}))
+    said = []
+
+    def broken(path):
+        raise ModelError("tokenizer-invalid", f"{path} holds no tokenizer")
+
+    monkeypatch.setattr(Tokenizer, "load", broken)
+    with pytest.raises(ModelError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=[one, other], progress=said.append):
+            pass
+    assert caught.value.code == "tokenizer-invalid"
+    assert ["other" in line for line in said if "starting" in line] == [False]
 
 
 async def test_no_plugin_is_an_error_of_its_own(tmp_path):

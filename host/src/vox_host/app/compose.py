@@ -1,7 +1,7 @@
 """The composition root: from settings and a model's name to a service that answers.
 
-Order matters for memory: the tokenizer's vocabulary is parsed, and what that took given back,
-before a worker maps the weights.
+Order matters for memory and time: the tokenizer's vocabulary is parsed while the worker's process gets
+up, and what that took is given back before the worker maps the weights.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ async def open_model(
     model = Catalogue(settings.models_dir).find(options.model)
     progress(f"model {model.name} ({model.architecture}, {byte_size(model.size_bytes)})")
     await _verify(model, progress)
-    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
     transcript = Transcript(options.record) if options.record is not None else None
     async with contextlib.AsyncExitStack() as stack:
         if transcript is not None:
             stack.callback(transcript.close)
-        template, template_warnings = await _open_template(stack, model, tokenizer, warn)
         start = _Start(settings, options, machine, model, transcript, progress, warn)
         resolution, supervisor, load = await start.first_that_starts(found)
         stack.push_async_callback(supervisor.stop)
+        tokenizer = await start.tokenizer()
+        template, template_warnings = await _open_template(stack, model, tokenizer, warn)
         for warning in (*resolution.warnings, *load.warnings):
             warn(warning)
         if resolution.degraded_reason is not None:
@@ -164,6 +164,25 @@ class _Start:
     warn: Say
     said_of_log: str | None = None
     outcomes: list[StageRecord] = field(default_factory=list)
+    _loading: asyncio.Task[Tokenizer] | None = None
+
+    async def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer once it is loaded.
+
+        Raises:
+            ModelError: it can't be.
+        """
+        self._load_tokenizer()
+        assert self._loading is not None
+        return await asyncio.shield(self._loading)
+
+    def _is_the_tokenizers(self, failure: VoxError) -> bool:
+        loading = self._loading
+        return loading is not None and loading.done() and loading.exception() is failure
+
+    def _load_tokenizer(self) -> None:
+        if self._loading is None:
+            self._loading = asyncio.create_task(asyncio.to_thread(Tokenizer.load, self.model.path))
 
     async def first_that_starts(
         self, candidates: Sequence[Candidate]
@@ -196,12 +215,15 @@ class _Start:
                 worker: Worker, chosen: Candidate = chosen, loads: list[m.LoadResult] = loads
             ) -> None:
                 self._warn_of_log(worker)
+                # Parsing a vocabulary takes more memory than keeping it: not beside the weights.
+                await self.tokenizer()
                 event = await worker.call("load_model", self._load_params(chosen))
                 loads.append(m.LoadResult.model_validate(event.result))
 
             supervisor = Supervisor(
                 plan,
                 prepare=load,
+                meanwhile=self._load_tokenizer,
                 renew=verified_plan,
                 transcript=self.transcript,
                 limits=self.options.limits,
@@ -212,7 +234,7 @@ class _Start:
             except IntegrityError:
                 raise
             except VoxError as failure:
-                if self.options.plugin != AUTO:
+                if self.options.plugin != AUTO or self._is_the_tokenizers(failure):
                     raise
                 last_failure, failed = failure, chosen.plugin_id
                 self._note(chosen, _stage_of(failure), "failed", failure.code, failure.message)

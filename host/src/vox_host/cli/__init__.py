@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import platform
 import signal
 import sys
@@ -45,7 +46,13 @@ def main() -> None:
     """Run the command line and exit with its status."""
     output.prepare_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything was closed where it was opened. Taking the interpreter down, a large vocabulary piece by
+    # piece, would take a tenth of a second more.
+    os._exit(status)
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import platform as python_platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,40 +16,14 @@ from pathlib import Path
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.installation import sources, store
 from vox_host.installation.distributions import installed_distributions
-from vox_host.installation.tools import Tools
-from vox_host.installation.wheel import InspectedWheel, inspect_wheel
+from vox_host.installation.payload import Payload, prepare, refuse_unusable
+from vox_host.installation.request import Installable, InstallRequest, digest_of_request
 from vox_host.installed_tree import describe_interpreter, digest_of_file, listing_of_tree, read_entries
 from vox_host.integrity import verify_installation
-from vox_host.manifest import FILE_NAME, Manifest
+from vox_host.manifest import FILE_NAME
 from vox_host.receipt import Interpreter, Receipt
-from vox_host.resolution import platform_refusal
-from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN
 
 __all__ = ["InstallRequest", "Installed", "install"]
-
-_Installable = sources.SourceFolder | sources.WheelFile | sources.ReleasedFolder
-_LIBRARIES = {".so", ".dylib", ".dll"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstallRequest:
-    """What to install, and where."""
-
-    path: Path
-    plugins_dir: Path
-    os: str
-    arch: str
-    tools: Tools
-    host_version: str
-    require_verified: bool = False
-    force: bool = False
-    """Install again even if the same thing is installed and intact."""
-    verify_signature: Callable[[Manifest, Path], tuple[str, ...]] = lambda manifest, path: ()
-    """Asks extensions about the archive's origin; raises to refuse it."""
-
-    @property
-    def platform(self) -> str:
-        return f"{self.os}-{self.arch}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,19 +33,6 @@ class Installed:
     receipt: Receipt
     was_unchanged: bool
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Payload:
-    """A verified archive, ready to be placed."""
-
-    manifest: Manifest
-    archive: Path
-    archive_sha256: str
-    is_verified: bool
-    wheel: InspectedWheel | None
-    """None: a plain native library."""
-    siblings: tuple[Path, ...] = ()
 
 
 def install(request: InstallRequest) -> Installed:
@@ -92,7 +53,7 @@ def install(request: InstallRequest) -> Installed:
     request = replace(request, path=path)
     source = sources.identify(path)
     if not isinstance(source, sources.WheelFile):
-        _refuse_unusable(source.manifest, request)
+        refuse_unusable(source.manifest, request)
     if isinstance(source, sources.UnpackedDistribution):
         raise sources.not_installable(path, "an unpacked distribution; give the wheel it came from")
     if request.require_verified and not isinstance(source, sources.ReleasedFolder):
@@ -105,19 +66,19 @@ def install(request: InstallRequest) -> Installed:
         return _install_locked(request, source)
 
 
-def _install_locked(request: InstallRequest, source: _Installable) -> Installed:
+def _install_locked(request: InstallRequest, source: Installable) -> Installed:
     with store.staging(request.plugins_dir) as stage:
         tools = request.tools
         siblings: tuple[Path, ...] = ()
         if isinstance(source, sources.SourceFolder):
             siblings = tuple(sources.find_sibling_sources(source.folder))
-        source_digest = _digest_of_request(request, source, siblings)
+        source_digest = digest_of_request(request, source, siblings)
         if isinstance(source, sources.SourceFolder) and not request.force:
             # Before the build, which is what takes long.
             unchanged = _unchanged(request, source.manifest.plugin.id, source_digest)
             if unchanged is not None:
                 return unchanged
-        payload = _prepare(request, source, siblings, stage)
+        payload = prepare(request, source, siblings, stage)
         plugin_id = payload.manifest.plugin.id
         if not request.force:
             unchanged = _unchanged(request, plugin_id, source_digest)
@@ -137,81 +98,8 @@ def _install_locked(request: InstallRequest, source: _Installable) -> Installed:
         return Installed(receipt=receipt, was_unchanged=False, warnings=_warnings(receipt))
 
 
-def _refuse_unusable(manifest: Manifest, request: InstallRequest) -> None:
-    """Refuse what could never start here, before anything is built or copied."""
-    plugin_id = manifest.plugin.id
-    reason = platform_refusal(manifest, request.os, request.arch)
-    if reason is not None:
-        raise PluginError("platform-unsupported", f"plugin '{plugin_id}' {reason}; nothing was installed")
-    if not any(manifest.accepts_protocol(v) for v in range(PROTOCOL_MIN, PROTOCOL_MAX + 1)):
-        raise PluginError(
-            "protocol-unsupported",
-            f"plugin '{plugin_id}' speaks another protocol than this host; nothing was installed",
-            facts=[
-                ("plugin", f'"{manifest.plugin.protocol}" ({FILE_NAME} of {request.path})'),
-                ("host", f"{PROTOCOL_MIN} to {PROTOCOL_MAX} (version {request.host_version})"),
-            ],
-            remedy=f"Install a version of '{plugin_id}' made for this host, or another host.",
-        )
-
-
-def _prepare(
-    request: InstallRequest, source: _Installable, siblings: tuple[Path, ...], stage: Path
-) -> _Payload:
-    if isinstance(source, sources.SourceFolder):
-        return _build(request, source, siblings, stage)
-    if isinstance(source, sources.WheelFile):
-        wheel = inspect_wheel(source.path)
-        _refuse_unusable(wheel.manifest, request)
-        # What is placed is a copy that was hashed, not the file that may change meanwhile.
-        copy = stage / source.path.name
-        shutil.copyfile(source.path, copy)
-        return _Payload(
-            manifest=wheel.manifest,
-            archive=copy,
-            archive_sha256=digest_of_file(copy),
-            is_verified=False,
-            wheel=inspect_wheel(copy),
-        )
-    archive, digest = sources.verify_artifact(source, request.platform, stage)
-    request.tools.report(f"{archive.name} matches its released checksum sha256:{digest}")
-    if archive.suffix != ".whl" and archive.suffix not in _LIBRARIES:
-        raise PluginError(
-            "artifact-kind",
-            f"the artifact {archive.name} is neither a wheel nor a native library; nothing was installed",
-        )
-    return _Payload(
-        manifest=source.manifest,
-        archive=archive,
-        archive_sha256=digest,
-        is_verified=True,
-        wheel=inspect_wheel(archive, released=source.manifest) if archive.suffix == ".whl" else None,
-    )
-
-
-def _build(
-    request: InstallRequest, source: sources.SourceFolder, siblings: tuple[Path, ...], stage: Path
-) -> _Payload:
-    report = request.tools.report
-    built: list[Path] = []
-    for number, folder in enumerate([*siblings, source.folder]):
-        report(f"building a wheel of {folder}")
-        destination = stage / f"build-{number}"
-        destination.mkdir()
-        built.append(request.tools.build_wheel(folder, destination))
-    wheel = inspect_wheel(built[-1])
-    return _Payload(
-        manifest=wheel.manifest,
-        archive=wheel.path,
-        archive_sha256=digest_of_file(wheel.path),
-        is_verified=False,
-        wheel=wheel,
-        siblings=tuple(built[:-1]),
-    )
-
-
 def _place(
-    request: InstallRequest, payload: _Payload, source_digest: str, environment: str, tree: Path
+    request: InstallRequest, payload: Payload, source_digest: str, environment: str, tree: Path
 ) -> tuple[Receipt, bytes]:
     interpreter: Interpreter | None = None
     python, packages, manifest_name = None, "", FILE_NAME
@@ -253,7 +141,7 @@ def _place(
     return receipt, listing
 
 
-def _build_environment(request: InstallRequest, payload: _Payload, tree: Path) -> str:
+def _build_environment(request: InstallRequest, payload: Payload, tree: Path) -> str:
     """Make the environment and return its package folder, relative to it."""
     assert payload.wheel is not None
     tools, plugin_id = request.tools, payload.manifest.plugin.id
@@ -277,7 +165,7 @@ def _build_environment(request: InstallRequest, payload: _Payload, tree: Path) -
     return folders[0].relative_to(tree).as_posix()
 
 
-def _place_library(request: InstallRequest, payload: _Payload, tree: Path) -> None:
+def _place_library(request: InstallRequest, payload: Payload, tree: Path) -> None:
     artifact = payload.manifest.artifacts[request.platform]
     target = tree / artifact.file
     target.parent.mkdir(parents=True)
@@ -296,26 +184,6 @@ def _unchanged(request: InstallRequest, plugin_id: str, source_digest: str) -> I
         return None
     request.tools.report(f"{plugin_id} {receipt.version} is installed already and intact; nothing to do")
     return Installed(receipt=receipt, was_unchanged=True, warnings=_warnings(receipt))
-
-
-def _digest_of_request(request: InstallRequest, source: _Installable, siblings: tuple[Path, ...]) -> str:
-    """Return a digest over everything an installation depends on, as far as it lies here."""
-    digest = hashlib.sha256()
-    if isinstance(source, sources.SourceFolder):
-        digest.update(sources.digest_of_sources([source.folder, *siblings]).encode())
-    else:
-        folder = source.path.parent if isinstance(source, sources.WheelFile) else source.folder
-        named = [source.path] if isinstance(source, sources.WheelFile) else [folder / FILE_NAME]
-        for path in [*named, *sorted(folder.glob("*.whl"))]:
-            digest.update(f"{path.name} {digest_of_file(path)}\n".encode())
-    for links in request.tools.find_links:
-        for path in sorted(links.glob("*.whl")):
-            digest.update(f"{path.name} {path.stat().st_size} {digest_of_file(path)}\n".encode())
-    if request.tools.constraint is not None:
-        digest.update(digest_of_file(request.tools.constraint).encode())
-    interpreter = Path(sys.executable).resolve()
-    digest.update(f"{interpreter} {python_platform.python_version()} {request.platform}".encode())
-    return digest.hexdigest()
 
 
 def _warnings(receipt: Receipt) -> tuple[str, ...]:

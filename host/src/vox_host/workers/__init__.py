@@ -7,6 +7,7 @@ plugin is `resolution`, checking its bytes `integrity`: both are done before a p
 from vox_host.workers.connection import Event
 from vox_host.workers.launch import LaunchPlan, Limits, worker_environment
 from vox_host.workers.supervisor import Supervisor, WorkerState
+from vox_host.workers.training import TrainingClient
 from vox_host.workers.worker import Worker
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LaunchPlan",
     "Limits",
     "Supervisor",
+    "TrainingClient",
     "Worker",
     "WorkerState",
     "worker_environment",

@@ -15,7 +15,21 @@ __all__ = ["from_worker_error", "not_ended", "not_started", "refused", "worker_d
 
 _GIB = 2**30
 _SHOWN_LINES = 20
-_BLAME_THE_REQUEST = frozenset({"context-too-long", "threads-refused", "insufficient-memory"})
+_BLAME_THE_REQUEST = frozenset(
+    {
+        "context-too-long",
+        "threads-refused",
+        "insufficient-memory",
+        "invalid-example",
+        "adapter-target",
+        "adapter-scale",
+        "adapter-tensors",
+        "resume-invalid",
+        "resume-mismatch",
+        "folder-exists",
+        "save-failed",
+    }
+)
 _BLAME_THE_MODEL = (
     "config-",
     "weights-",

@@ -46,6 +46,7 @@ class Supervisor:
         *,
         renew: Callable[[], Awaitable[LaunchPlan]] | None = None,
         prepare: Callable[[Worker], Awaitable[None]] | None = None,
+        meanwhile: Callable[[], None] | None = None,
         on_state: Callable[[WorkerState], None] | None = None,
         transcript: Transcript | None = None,
         limits: Limits | None = None,
@@ -53,12 +54,14 @@ class Supervisor:
         """Nothing starts yet.
 
         `prepare` makes a fresh worker ready (it loads the model) and runs again after each restart.
+        `meanwhile` is called while a fresh process gets up, before its handshake.
         `renew` gives the plan of each restart, its bytes verified again; without it `plan` is used
         again. `on_state` hears of every change of state.
         """
         self._plan = plan
         self._renew = renew
         self._prepare = prepare
+        self._meanwhile = meanwhile
         self._on_state = on_state
         self._transcript = transcript
         self._limits = limits or Limits()
@@ -129,7 +132,7 @@ class Supervisor:
     # --- keeping ---------------------------------------------------------------------------
 
     async def _start_worker(self) -> Worker:
-        worker = await Worker.start(self._plan, self._limits, self._transcript)
+        worker = await Worker.start(self._plan, self._limits, self._transcript, meanwhile=self._meanwhile)
         try:
             if self._prepare is not None:
                 await self._prepare(worker)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from importlib import metadata
 from typing import Any
 
@@ -50,8 +50,18 @@ class Worker:
         self._monitor = asyncio.create_task(self._watch())
 
     @classmethod
-    async def start(cls, plan: LaunchPlan, limits: Limits, transcript: Transcript | None = None) -> Worker:
+    async def start(
+        cls,
+        plan: LaunchPlan,
+        limits: Limits,
+        transcript: Transcript | None = None,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Worker:
         """Start the process and shake hands. What it is asked and answers goes to `transcript`.
+
+        Args:
+            meanwhile: called once the process runs; the worker takes some tenths of a second to answer.
 
         Raises:
             PluginError: the plugin is not for this host (protocol, manifest).
@@ -70,6 +80,8 @@ class Worker:
             raise
         worker = cls(plan, limits, process, connection, transcript)
         try:
+            if meanwhile is not None:
+                meanwhile()
             await worker._shake_hands()
         except BaseException:
             worker._process.kill()

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
 from mens_core.kv_plan import DEFAULT_KV_BYTES
+from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
 from mens_core.serving import LaneFactory, Served, load_served
 from mens_core.tracing import trace_forward
+from mens_core.training_ops import TrainingOps
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, Stream
+
+if TYPE_CHECKING:  # a worker that serves never loads them
+    from mens_core.training import TrainingRun
+    from vox_plugin_api import train_messages as t
 
 __all__ = ["MensBackend"]
 
@@ -29,19 +36,24 @@ class MensBackend(Backend):
         make_lane: LaneFactory,
         self_test: Callable[[], m.SelfTestResult],
         *,
+        make_training_lane: Callable[[Ops], TrainingOps] | None = None,
         default_kv_bytes: int = DEFAULT_KV_BYTES,
     ) -> None:
         """Remember how to make a lane; nothing is loaded or probed.
 
         Args:
             self_test: runs the lane's quick vectors (`conformance.quick.self_test`).
+            make_training_lane: makes the lane that trains on weights which another lane of the
+                same kind loaded, when training begins; None: the serving lane, if it can.
             default_kv_bytes: the KV cache's budget when a request names none.
         """
         self.info = info
         self._make_lane = make_lane
         self._self_test = self_test
+        self._make_training_lane = make_training_lane
         self._default_kv_bytes = default_kv_bytes
         self._served: Served | None = None
+        self._training: TrainingRun | None = None
         self._is_loading = False
 
     def self_test(self, params: m.SelfTestParams) -> Reply:
@@ -93,11 +105,56 @@ class MensBackend(Backend):
         served.engine.check(SequenceRequest(token_ids=tuple(params.token_ids), max_tokens=0))
         yield trace_forward(served.loaded.model, params.token_ids, params.slices)
 
+    def train_begin(self, params: t.TrainBeginParams) -> Stream:
+        served = self._require_model()
+        if self._training is not None:
+            raise BackendError(
+                "training-begun",
+                "this worker trains one adapter and has begun; nothing was changed",
+                remedy="Unload the model to end that training, or start another worker.",
+            )
+        from mens_core.training import TrainingRun
+
+        ops = self._training_lane(served.ops)
+        self._training = TrainingRun(
+            params, served.loaded.model, ops, model_digest=served.result.model_digest
+        )
+        yield self._training.begun()
+
+    def train_step(self, params: t.TrainStepParams) -> Stream:
+        return self._require_training().step(params)
+
+    def train_evaluate(self, params: t.TrainEvaluateParams) -> Stream:
+        return self._require_training().evaluate(params)
+
+    def train_save(self, params: t.TrainSaveParams) -> Stream:
+        return self._require_training().save(params)
+
     def unload(self, params: m.UnloadParams) -> Reply:
         served = self._require_model()
+        if self._training is not None:
+            self._training.end()
+            self._training = None
         served.engine.stop("model-unloaded", "the model was unloaded while this request ran")
         self._served = None
         return Reply(observation={"peak_kv_blocks": served.engine.pool.peak_used})
+
+    def _training_lane(self, serving: Ops) -> TrainingOps:
+        if self._make_training_lane is not None:
+            return self._make_training_lane(serving)
+        if isinstance(serving, TrainingOps):
+            return serving
+        raise BackendError(
+            "not-supported", f"lane {self.info.lane!r} has no operators of training; nothing was begun"
+        )
+
+    def _require_training(self) -> TrainingRun:
+        self._require_model()
+        if self._training is None:
+            raise BackendError(
+                "no-training", "no training has begun; nothing was done", remedy="Send train_begin first."
+            )
+        return self._training
 
     def _require_model(self) -> Served:
         if self._served is None:

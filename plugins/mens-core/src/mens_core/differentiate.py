@@ -116,9 +116,7 @@ class _HeadBackward:
                 # A piece is one chunk: adding them in order is C128's own fold.
                 before = sums.get(owner)
                 sums[owner] = (
-                    gradient
-                    if before is None
-                    else ops.add(before, gradient, name=f"{parameter}.fold.gradient")
+                    gradient if before is None else ops.add(before, gradient, name=f"{parameter}.fold")
                 )
 
         run = TrainingPass(
@@ -180,15 +178,14 @@ def _refuse_faults(ops: TrainingOps, rows: ExampleRows) -> None:
     faults = ops.take_faults()
     if not faults:
         return
-    first = faults[0]
-    facts: dict[str, object] = {"operator": first.name}
+    name, row = faults[0].name, faults[0].rows[0]
+    facts: dict[str, object] = {"operator": name}
     where = ""
-    if first.rows and not first.name.endswith(".gradient") and first.rows[0] < len(rows.examples):
-        example, position = (int(of[first.rows[0]]) for of in (rows.examples, rows.positions))
-        facts |= {"example": example, "position": position}
-        where = f" at position {position} of example {example}"
-    elif first.rows and first.rows[0] < len(rows.starts) - 1:
-        example = int(rows.examples[rows.starts[first.rows[0]]])
-        facts["example"] = example
-        where = f" in example {example}"
-    raise BackendError("non-finite", f"{first.name} is not finite{where}", facts=facts)
+    if name.endswith(".gradient"):
+        # A parameter's gradients are numbered by the examples of the pass.
+        facts["example"] = int(rows.examples[rows.starts[row]])
+        where = f" in example {facts['example']}"
+    elif not name.endswith((".sum", ".fold")):
+        facts |= {"example": int(rows.examples[row]), "position": int(rows.positions[row])}
+        where = f" at position {facts['position']} of example {facts['example']}"
+    raise BackendError("non-finite", f"{name} is not finite{where}", facts=facts)

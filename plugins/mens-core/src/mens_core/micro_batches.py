@@ -20,6 +20,8 @@ from vox_plugin_api.train_messages import TrainExample
 
 __all__ = ["Example", "HeadSlice", "MicroBatch", "cut", "pack", "read_examples"]
 
+MOST_EXAMPLES = 1 << 16
+"""In a step: their numbers have 16 bits in the counters of random words."""
 ROWS_AT_ONCE = 512
 """Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
 
@@ -76,6 +78,13 @@ def read_examples(examples: Sequence[TrainExample], *, vocab_size: int, context_
     Raises:
         BackendError: `invalid-example`, with the number of each one that is wrong, and why.
     """
+    if len(examples) > MOST_EXAMPLES:
+        raise BackendError(
+            "invalid-example",
+            f"a step has at most {MOST_EXAMPLES} examples; {len(examples)} were given and nothing was run",
+            facts={"examples": len(examples), "limit": MOST_EXAMPLES},
+            remedy="Give them to several steps.",
+        )
     read: list[Example] = []
     problems: dict[str, str] = {}
     for index, example in enumerate(examples):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ __all__ = [
     "Batch",
     "Fault",
     "Format",
+    "ServedLayer",
     "Ops",
     "StoredTensor",
     "Tensor",
@@ -106,6 +107,14 @@ class Fault:
 
     name: str
     rows: tuple[int, ...]
+
+
+class ServedLayer(Protocol):
+    """One decoder layer of a model: operators, called in an order that no value decides."""
+
+    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+        """[N, D] to [N, D]; what later positions need of these rows goes into `cache`."""
+        ...
 
 
 class Ops(ABC):
@@ -204,6 +213,12 @@ class Ops(ABC):
     @abstractmethod
     def take_rows(self, x: Tensor, rows: Ints) -> Tensor:
         """x[rows]: [L, D]."""
+
+    def run_layers(self, x: Tensor, layers: Sequence[ServedLayer], batch: Batch, cache: KvCache) -> Tensor:
+        """Fusion: the layers one after another, [N, D] to [N, D]; a lane may read them once and keep that."""
+        for layer in layers:
+            x = layer.forward(self, x, batch, cache)
+        return x
 
     # --- choosing tokens -----------------------------------------------------------------------
 

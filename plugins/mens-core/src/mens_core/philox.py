@@ -12,7 +12,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STREAM_LORA", "STREAM_SAMPLING", "STREAM_VECTORS", "philox", "philox_words", "uniform_u64"]
+__all__ = [
+    "STREAM_DROPOUT",
+    "STREAM_LORA",
+    "STREAM_SAMPLING",
+    "STREAM_VECTORS",
+    "philox",
+    "philox_words",
+    "uniform_u64",
+]
 
 STREAM_SAMPLING = 1
 """Draws of tokens: counter (position, sample, 1, 0)."""
@@ -20,6 +28,8 @@ STREAM_LORA = 2
 """First values of adapters."""
 STREAM_VECTORS = 3
 """Inputs of the conformance vectors."""
+STREAM_DROPOUT = 4
+"""Dropout in training; the other half of its word is the number of the adapted matrix."""
 
 _ROUNDS = 10
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57

@@ -183,7 +183,8 @@ class TrainingOps(Ops):
 
         Args:
             positions: [N] of each row in its example.
-            examples: [N] index of each row's example in the whole step.
+            examples: [N] index of each row's example in the whole step, below 2^16.
+            x: at most 2^18 columns.
         """
 
     @abstractmethod

@@ -8,17 +8,28 @@ of functions, so that the scalar reference is the same lane with other functions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints, Ops, StoredTensor, is_quantised
+from mens_core.ops import (
+    BLOCK,
+    AttentionSpec,
+    Batch,
+    Fault,
+    Ints,
+    Ops,
+    ServedLayer,
+    StoredTensor,
+    is_quantised,
+)
 from mens_cpu_ref import quantised
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
+from mens_cpu_ref.arrays import AddressCache, Rows, WeightMemory, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.library import Function
+from mens_cpu_ref.matrices import FloatMatrix, KvCache
 from mens_cpu_ref.quantised import QuantisedMatrix
+from mens_cpu_ref.replaying import Replayer
 from mens_cpu_ref.rotary import RotaryTable
 from vox_plugin_api.backend import BackendError
 
@@ -31,30 +42,6 @@ FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
 _ELEMENT_TYPES: Sequence[type[np.generic]] = (np.uint32, np.uint16, np.uint16)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FloatMatrix:
-    """A float weight [rows, columns] in the packing of the functions that made it."""
-
-    number: int
-    rows: int
-    columns: int
-    packed: npt.NDArray[Any]
-    address: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KvCache:
-    """Keys [layers, blocks, kv_heads, head_dim, 128], values [layers, blocks, kv_heads, 128, stride]."""
-
-    kv_heads: int
-    head_dim: int
-    blocks: int
-    keys: npt.NDArray[np.float32]
-    values: npt.NDArray[np.float32]
-    key_addresses: tuple[int, ...]
-    value_addresses: tuple[int, ...]
-
-
 class CpuOps(Ops):
     """The operator contract over native functions (`library.Library.kernels` or `.reference`)."""
 
@@ -63,6 +50,7 @@ class CpuOps(Ops):
         self._facts = dict(facts or {})
         self._faults: list[Fault] = []
         self._index = AddressCache()
+        self._weights = WeightMemory()
         # Looked up once: a step calls these hundreds of times.
         self._linear = functions["linear"]
         self._norm = functions["norm"]
@@ -70,16 +58,20 @@ class CpuOps(Ops):
         self._kv_append = functions["kv_append"]
         self._attention = functions["attention"]
         self._add = functions["add"]
+        # The scalar reference has no replay: it is the definition.
+        self._replayer = Replayer(functions, self._index) if "replay" in functions else None
 
     # --- memory ------------------------------------------------------------------------------
 
     def load_matrix(self, stored: StoredTensor) -> FloatMatrix | QuantisedMatrix:
         """Pack a weight for the kernels; the mapping behind `stored` may be dropped afterwards."""
         if is_quantised(stored.format):
-            return quantised.pack_matrix(self._functions, stored)
+            return quantised.pack_matrix(self._functions, stored, self._weights)
         rows, columns = stored.shape if len(stored.shape) == 2 else (0, 0)
         source = _float_bytes(stored, rows * columns)
-        matrix, code = pack_floats(self._functions, FLOAT_FORMATS[stored.format], source, (rows, columns))
+        matrix, code = pack_floats(
+            self._functions, FLOAT_FORMATS[stored.format], source, (rows, columns), self._weights
+        )
         _check_weights(code, stored, row=code - 1)
         return matrix
 
@@ -137,6 +129,11 @@ class CpuOps(Ops):
         return self._facts
 
     # --- operators ---------------------------------------------------------------------------
+
+    def run_layers(self, x: Rows, layers: Sequence[ServedLayer], batch: Batch, cache: KvCache) -> Rows:
+        """The layers one after another, in one native call where that is possible."""
+        out = None if self._replayer is None else self._replayer.run(x, layers, batch, cache)
+        return super().run_layers(x, layers, batch, cache) if out is None else out
 
     def embed(
         self, table: FloatMatrix | QuantisedMatrix, token_ids: Ints, scale: float | None, *, name: str
@@ -382,12 +379,22 @@ class CpuOps(Ops):
 
 
 def pack_floats(
-    functions: Mapping[str, Function], number: int, source: npt.NDArray[Any], shape: tuple[int, ...]
+    functions: Mapping[str, Function],
+    number: int,
+    source: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    memory: WeightMemory | None = None,
 ) -> tuple[FloatMatrix, int]:
-    """Pack elements of a format [rows, columns]; the code is 1 + the first row that is not finite."""
+    """Pack elements of a format [rows, columns]; the code is 1 + the first row that is not finite.
+
+    Args:
+        memory: where the weights of a model lie together; None for one that comes and goes.
+    """
     rows, columns = shape
     padded_rows = -(-rows // _PANEL) * _PANEL
-    packed = untouched_zeros(padded_rows * columns, _ELEMENT_TYPES[number])
+    kind = np.dtype(_ELEMENT_TYPES[number])
+    size = padded_rows * columns * kind.itemsize
+    packed = (untouched_zeros(size, np.uint8) if memory is None else memory.take(size)).view(kind)
     address = address_of(packed)
     code = functions["pack"](number, address_of(source), rows, columns, address)
     return FloatMatrix(number, rows, columns, packed, address), code

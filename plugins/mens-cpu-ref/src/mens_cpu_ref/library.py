@@ -49,6 +49,12 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
 }
 """Arguments of each operator after its prefix; all return int64 (native/abi.h)."""
 
+_KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "replay": (_P, _I, _P, _I, _P, _P, _P, _I, _I, _I),
+    "read": (_P, _I, _P),
+}
+"""What calls operators, and what measures: no arithmetic of their own, so the reference has none of them."""
+
 Function = Callable[..., int]
 Signatures = Mapping[str, tuple[Any, ...]]
 
@@ -102,7 +108,7 @@ def load_library(path: Path | None = None) -> Library:
         )
     signatures = {**_OPERATORS, **_quantised_operators()}
     return Library(
-        kernels=_bind(native, "vox_", signatures),
+        kernels=_bind(native, "vox_", {**signatures, **_KERNELS_ONLY}),
         reference=_bind(native, "ref_", signatures),
         bind=functools.partial(_bind, native),
         isa=lambda: native.vox_isa().decode(),

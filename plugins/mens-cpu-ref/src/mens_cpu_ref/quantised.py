@@ -8,7 +8,6 @@ kernels' or the scalar reference's: buffers made by one are not for the other.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.ops import Format, StoredTensor
-from mens_cpu_ref.arrays import address_of
+from mens_cpu_ref.arrays import WeightMemory, address_of
 from vox_plugin_api.backend import BackendError
 
 __all__ = [
@@ -52,11 +51,9 @@ Bytes = npt.NDArray[np.uint8]
 
 _NUMBERS: Mapping[str, int] = {"q8_0": 0, "q5_0": 1, "q4_0": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
 _OUT_OF_MEMORY = -1
-# Below this a huge page would waste more than it saves in address translation.
 _GROUP_ROWS = 16
 """Rows packed together (kGroupRows of quant_formats.h); a piece is whole groups."""
 _PIECE_BYTES = 8 << 20
-_HUGE_PAGE_BYTES = 8 << 20
 
 
 def block_of(weight_format: Format) -> int:
@@ -89,8 +86,10 @@ class Activations:
     address: int
 
 
-def pack_matrix(functions: Functions, stored: StoredTensor) -> QuantisedMatrix:
-    """Pack a matrix of raw GGML blocks; the mapping behind `stored` may be dropped afterwards.
+def pack_matrix(
+    functions: Functions, stored: StoredTensor, memory: WeightMemory | None = None
+) -> QuantisedMatrix:
+    """Pack a matrix of raw GGML blocks into `memory` (None: its own); the mapping behind `stored` may go.
 
     Raises:
         BackendError: the bytes do not make the shape, or a scale is not finite.
@@ -113,7 +112,7 @@ def pack_matrix(functions: Functions, stored: StoredTensor) -> QuantisedMatrix:
             remedy="import the model again from its source",
         )
     file = np.frombuffer(stored.data, np.uint8)
-    packed = _zeroed(functions["quant_packed_bytes"](number, rows, columns))
+    packed = (memory or WeightMemory()).take(functions["quant_packed_bytes"](number, rows, columns))
     address = address_of(packed)
     # Piece by piece, each given back before the next: file and copy are never both in memory.
     step = max(_GROUP_ROWS, _PIECE_BYTES * rows // max(1, expected) // _GROUP_ROWS * _GROUP_ROWS)
@@ -178,15 +177,6 @@ def take_rows(
         address_of(out),
     )
     return out, code
-
-
-def _zeroed(size: int) -> Bytes:
-    # Anonymous memory: page-aligned, zero, and given back to the system when the matrix goes.
-    # Private, since Linux gives huge pages to private memory only.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
 
 
 def _check_memory(code: int, what: str) -> None:

@@ -6,7 +6,7 @@ What a layer is, its family's file says; everything around the layers is alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mens_core.models.layers import Head
@@ -59,6 +59,17 @@ class Layer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Served:
+    """A layer in a pass of its own."""
+
+    layer: Layer
+
+    def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+        """[N, D] to [N, D]."""
+        return self.layer.forward(ForwardPass(ops, batch, cache), x)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A decoder. A step reads and writes the cache; nothing else changes."""
 
@@ -66,6 +77,11 @@ class Model:
     ops: Ops
     head: Head
     layers: tuple[Layer, ...]
+    _served: tuple[_Served, ...] = field(init=False, repr=False)
+    """The layers as `Ops.run_layers` takes them; always the same object, by which a lane knows them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_served", tuple(_Served(layer) for layer in self.layers))
 
     def new_cache(self, blocks: int) -> KvCache:
         """Reserve `blocks` KV blocks of 128 positions for every layer."""
@@ -78,8 +94,7 @@ class Model:
         """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
         run = ForwardPass(self.ops, batch, cache)
         hidden = self.head.embed(run)
-        for layer in self.layers:
-            hidden = layer.forward(run, hidden)
+        hidden = self.ops.run_layers(hidden, self._served, batch, cache)
         faults = list(self.ops.take_faults())
         logits = None
         if len(batch.logit_rows):

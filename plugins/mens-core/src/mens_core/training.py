@@ -1,0 +1,159 @@
+"""Answer the protocol's training requests: one run at a time on the served model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mens_core.micro_batches import Example, read_examples
+from mens_core.models.model import Model
+from mens_core.run_state import read_run, read_state, save_run
+from mens_core.trainer import Trainer, TrainerConfig
+from mens_core.training_ops import TrainingOps
+from vox_plugin_api import train_messages as t
+from vox_plugin_api.backend import BackendError, Reply, Stream
+
+__all__ = ["TrainingRun"]
+
+T = TypeVar("T")
+
+
+class TrainingRun:
+    """An adapter in training, from `train_begin` to the end of the model it lies on."""
+
+    def __init__(
+        self, params: t.TrainBeginParams, model: Model, ops: TrainingOps, *, model_digest: str
+    ) -> None:
+        """Make first values, or read those of a save.
+
+        Raises:
+            BackendError: the adapter or the save doesn't fit the model; nothing was begun.
+        """
+        started = time.perf_counter()
+        state = None
+        if params.resume_dir is not None:
+            folder = Path(params.resume_dir)
+            saved = read_state(folder, model_digest=model_digest)
+            config = saved.config
+            state = read_run(folder, saved, Trainer.plan_for(model, config).shapes)
+        else:
+            config = _new_config(params)
+        self._trainer = Trainer(model, ops, config, state=state, micro_batch_size=params.micro_batch_size)
+        self._model_digest = model_digest
+        self._vocab_size = model.config.vocab_size
+        self._context_length = model.config.context_length
+        self._is_busy = False
+        self._has_ended = False
+        self._begin_s = time.perf_counter() - started
+
+    def begun(self) -> Reply:
+        """Return what will be trained."""
+        trainer = self._trainer
+        result = t.TrainBeginResult(
+            step=trainer.step,
+            matrices=[matrix.name for matrix in trainer.plan.matrices],
+            parameters=trainer.plan.parameters,
+            adapter_digest=trainer.adapter_digest,
+        )
+        return Reply(result, {"begin_s": self._begin_s})
+
+    def step(self, params: t.TrainStepParams) -> Stream:
+        """Take one optimizer step."""
+        examples = self._read(params.examples)
+        with self._alone():
+            started = time.perf_counter()
+            outcome = yield from self._while_it_lasts(self._trainer.train_step(examples))
+            took_s = time.perf_counter() - started
+            yield Reply(
+                t.TrainStepResult(
+                    step=outcome.step,
+                    loss=outcome.loss,
+                    gradient_norm=outcome.gradient_norm,
+                    learning_rate=outcome.learning_rate,
+                    trained_tokens=outcome.trained_tokens,
+                    adapter_digest=outcome.adapter_digest,
+                ),
+                {"step_s": took_s, "rows": sum(example.rows for example in examples)},
+            )
+
+    def evaluate(self, params: t.TrainEvaluateParams) -> Stream:
+        """Score examples with the adapter as it is."""
+        examples = self._read(params.examples)
+        with self._alone():
+            scores = yield from self._while_it_lasts(
+                self._trainer.evaluate(examples, digests=params.logits_digest)
+            )
+            for index, (example, score) in enumerate(zip(examples, scores, strict=True)):
+                yield Reply(
+                    t.TrainEvaluateResult(
+                        index=index,
+                        loss=float(score.loss),
+                        trained_tokens=len(example.trained),
+                        logits_digest=score.logits_digest,
+                    )
+                )
+
+    def save(self, params: t.TrainSaveParams) -> Stream:
+        """Write the run as it is."""
+        with self._alone():
+            trainer, started = self._trainer, time.perf_counter()
+            state = trainer.state()
+            yield None
+            files = save_run(
+                Path(params.folder),
+                trainer.config,
+                state,
+                model_digest=self._model_digest,
+                adapter_digest=trainer.adapter_digest,
+            )
+            yield Reply(
+                t.TrainSaveResult(step=state.step, adapter_digest=trainer.adapter_digest, files=files),
+                {"save_s": time.perf_counter() - started},
+            )
+
+    def end(self) -> None:
+        """Let no request of this run go on."""
+        self._has_ended = True
+
+    def _read(self, examples: list[t.TrainExample]) -> list[Example]:
+        return read_examples(examples, vocab_size=self._vocab_size, context_length=self._context_length)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Steps have an order; two at once have none."""
+        if self._is_busy:
+            raise BackendError(
+                "training-busy",
+                "another request of this training is running; this one was not begun",
+                remedy="Wait for its answer: steps are taken one after the other.",
+            )
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _while_it_lasts(self, work: Generator[None, None, T]) -> Generator[None, None, T]:
+        while True:
+            if self._has_ended:
+                raise BackendError("model-unloaded", "the model was unloaded while this request ran")
+            try:
+                next(work)
+            except StopIteration as stop:
+                made: T = stop.value
+                return made
+            yield None
+
+
+def _new_config(params: t.TrainBeginParams) -> TrainerConfig:
+    if params.adapter is None or params.optimizer is None:
+        raise AssertionError("TrainBeginParams admits no run without adapter and optimizer")
+    return TrainerConfig(
+        adapter=params.adapter,
+        optimizer=params.optimizer,
+        schedule=params.schedule or t.Schedule(),
+        seed=params.seed or 0,
+    )
