@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.record_model import record_answer, record_demo
+from fixtures.demo_model import demo_gguf
+from lanes.tiny_models import GEMMA3, QWEN3, write_model
+
 NATIVE = Path(__file__).parents[2] / "plugins/mens-cpu-ref/native"
 BUILDS = NATIVE.parent / "build"
 """Kept: a second run compiles only what changed."""
@@ -23,7 +27,7 @@ def build(folder: Path, *arguments: str) -> Path:
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     for command in (
         [cmake, "-S", str(NATIVE), "-B", str(folder), "-DVOX_BUILD_PARITY=ON", *arguments],
-        [cmake, "--build", str(folder), "--target", "vox_parity", "--parallel", "2"],
+        [cmake, "--build", str(folder), "--target", "vox_parity", "vox_replay", "--parallel", "2"],
     ):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -111,3 +115,101 @@ def test_the_excluded_interval_just_below_the_smallest_normal(arm, here, library
     assert run(arm("vox_parity", "interval")).stdout == "kernel 00000000, reference 00000000\n"
     if platform.machine() in ("x86_64", "AMD64"):
         assert run(here("vox_parity", "interval")).stdout == "kernel 00800000, reference 00800000\n"
+
+
+# --- whole models ------------------------------------------------------------------------------
+
+ON_X86 = ("avx2", "avx512", "reference")
+
+
+def can_run(here, isa):
+    """Whether this machine has an instruction set; the programs say so."""
+    return subprocess.run(here("vox_parity", isa), capture_output=True).returncode != 2
+
+
+def replayed(command):
+    """What a replay prints, with the number of operators that differ checked to be none."""
+    done = run(command)
+    assert re.search(r"^\d+ calls, 0 differ from the recording$", done.stdout, re.MULTILINE), done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo_recording(library, tmp_path_factory):
+    demo_gguf()
+    folder = tmp_path_factory.mktemp("demo")
+    tokens = record_demo(folder)
+    assert tokens == [506, 5279, 529, 506]  # " the capital of the"
+    yield folder, tokens
+    (folder / "data").unlink()
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "reference", "neon", "neon_dot"])
+def test_the_demo_model_on_every_instruction_set(request, here, demo_recording, isa):
+    """Prompt of 6 tokens, 4 more: every operator's bytes, and so logits and tokens, are those recorded."""
+    folder, tokens = demo_recording
+    if isa in ON_X86:
+        if isa != "reference" and not can_run(here, isa):
+            pytest.skip(f"this machine has no {isa}")
+        found = replayed(here("vox_replay", folder, isa))
+    else:
+        found = replayed(request.getfixturevalue("arm")("vox_replay", folder, isa))
+    print(f"{isa}:\n{found}")
+    assert [int(token) for token in re.findall(r"^token/\d+ \w+ (\d+)$", found, re.MULTILINE)] == tokens
+    assert len(set(re.findall(r"^logits/\d+ (\w+)$", found, re.MULTILINE))) == len(tokens)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gemma3"])
+def tiny_recording(library, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp(request.param)
+    config = {"qwen3": QWEN3, "gemma3": GEMMA3}[request.param]
+    record_answer(folder, write_model(folder / "model", config), list(range(5, 45)), tokens=3)
+    return folder
+
+
+def test_small_models_of_both_families(request, here, tiny_recording):
+    expected = replayed(here("vox_replay", tiny_recording, "reference"))
+    assert expected == replayed(here("vox_replay", tiny_recording))
+    assert expected == replayed(request.getfixturevalue("arm")("vox_replay", tiny_recording))
+
+
+def copy_with(recording, target, script=None, data=None):
+    target.mkdir()
+    (target / "script").write_text(script or (recording / "script").read_text())
+    (target / "data").write_bytes(data or (recording / "data").read_bytes())
+    return target
+
+
+def test_the_first_operator_that_differs_is_named(here, tiny_recording, tmp_path):
+    """A weight with one bit changed: what is computed from it is no longer what was recorded."""
+    script = (tiny_recording / "script").read_text()
+    weight = [line.split() for line in script.splitlines() if line.startswith("weight")][2]
+    data = bytearray((tiny_recording / "data").read_bytes())
+    data[int(weight[6]) + 1] ^= 0x40
+    changed = copy_with(tiny_recording, tmp_path / "weight", data=bytes(data))
+    done = run(here("vox_replay", changed), status=1)
+    first = next(
+        line for line in script.splitlines() if f" {weight[1]} " in line and line.startswith("linear")
+    )
+    calls = [
+        line
+        for line in script.splitlines()
+        if line.split()[0] not in ("data", "weight", "show", "vox-replay")
+    ]
+    assert done.stderr.splitlines()[1] == f"differs: call {calls.index(first) + 1}, linear (code 0)"
+
+
+def test_a_damaged_recording_is_refused(here, tiny_recording, tmp_path):
+    script = (tiny_recording / "script").read_text()
+    bad = {
+        "other version": script.replace("vox-replay 1", "vox-replay 2"),
+        "no calls": "vox-replay 1\n",
+        "unknown operator": script.replace("\nrope ", "\nrotate ", 1),
+        "beyond the end": re.sub(r"(?m)^(data \d+) \d+", r"\1 999999999", script, count=1),
+    }
+    for name, text in bad.items():
+        assert text != script
+        done = run(here("vox_replay", copy_with(tiny_recording, tmp_path / name, text)), status=2)
+        assert done.stderr.splitlines()[-1].startswith("error: "), name
+    assert "can't be read" in run(here("vox_replay", tmp_path / "nowhere"), status=2).stderr
