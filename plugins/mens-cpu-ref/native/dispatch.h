@@ -3,8 +3,8 @@
 
 namespace vox {
 
-enum class Isa { none = -1, avx2 = 0, avx512 = 1, neon = 2 };
-constexpr int kIsaCount = 3;
+enum class Isa { none = -1, avx2 = 0, avx512 = 1, neon = 2, neon_dot = 3 };
+constexpr int kIsaCount = 4;
 
 Isa active_isa();  // the best this machine has, or what `force_isa` chose
 

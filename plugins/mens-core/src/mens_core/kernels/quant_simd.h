@@ -177,7 +177,7 @@ CANON Bytes insert_bits(Bytes b, Bytes plane) {
 }
 CANON FullBytes full_bytes(Bytes b) { VOX_EACH(FullBytes, vreinterpretq_s8_u8(veorq_u8(b.v[i], vdupq_n_u8(0x80)))) }
 CANON int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, int8x16_t a) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(VOX_ISA_NEON_DOT)
   return vdotq_s32(sum, w, a);
 #else
   // |q * a| <= 128 * 127 fits int16; products are widened to int32 before they meet.
