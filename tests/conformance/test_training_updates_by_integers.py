@@ -111,9 +111,10 @@ def test_cross_entropy(reference):
 
 def test_example_sums(reference):
     rng = np.random.default_rng(6)
-    positions = np.array([3, 127, 128, 700, 701, 0, 5, 130], np.int32)
-    starts = np.array([0, 5, 5, 8], np.int32)
-    losses = spread(rng, 8)
+    first = [*range(3, 250, 11), 700, 701, 760]
+    positions = np.array([*first, *range(5, 140, 9)], np.int32)
+    starts = np.array([0, len(first), len(first), len(positions)], np.int32)
+    losses = spread(rng, len(positions))
     (sums,), *_ = reference(lambda ops: ops.example_sums(Rows(losses), positions, starts))
     expected = [
         exact.example_sum(bits(losses[a:b]), positions[a:b].tolist()) for a, b in pairwise(starts.tolist())
