@@ -27,7 +27,7 @@ __all__ = ["main", "run"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("vox_host.cli.doctor", "Show this machine, and which plugin would run on it and why."),
-    "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify and remove plugins."),
+    "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify, check and remove plugins."),
     "model": ("vox_host.cli.model", "Import, list, show, verify and remove models."),
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
+from mens_core.conformance.suite import answer
 from mens_core.kv_plan import DEFAULT_KV_BYTES
 from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
@@ -19,6 +20,7 @@ from mens_core.tracing import trace_forward
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, Stream
+from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
     from mens_core.training import TrainingRun
@@ -129,6 +131,16 @@ class MensBackend(Backend):
 
     def train_save(self, params: t.TrainSaveParams) -> Stream:
         return self._require_training().save(params)
+
+    def conformance(self, params: ConformanceParams) -> Stream:
+        # No model is needed, and none is touched: the cases bring their own operands.
+        lane = m.LoadModelParams(
+            model_dir="",
+            model_digest="0" * 64,
+            threads=params.threads,
+            lane_options=params.lane_options,
+        )
+        yield answer(lambda: self._make_lane(lane), params)
 
     def unload(self, params: m.UnloadParams) -> Reply:
         served = self._require_model()
