@@ -1,4 +1,4 @@
-"""Record what is right: run the suite's cases on the scalar reference, and write `expected/`.
+"""Record what is right: run the suite's cases on the scalar reference, and write `recorded/`.
 
     PYTHONPATH=... python host/tools/record_suite.py mens_cpu_ref.reference_lane:ReferenceOps [--to FOLDER]
 

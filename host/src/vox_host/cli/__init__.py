@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "parity": ("vox_host.cli.parity", "Compare plugins, or ways of one, byte for byte."),
     "demo": ("vox_host.cli.demo", "The main job from end to end, on a small real model."),
 }
 """Command to the module that has it and the line shown in --help."""

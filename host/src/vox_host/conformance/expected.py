@@ -1,8 +1,8 @@
 """What is right: outputs of the scalar reference, as they were recorded.
 
-    expected/GROUP.json           per case: operator, shape, type and digest of each output; faults
-    expected/GROUP.safetensors    the outputs' bytes, under "CASE#NUMBER"
-    expected/models.json          per tiny model: its digest, traces, answers, scores
+    recorded/GROUP.json           per case: operator, shape, type and digest of each output; faults
+    recorded/GROUP.safetensors    the outputs' bytes, under "CASE#NUMBER"
+    recorded/models.json          per tiny model: its digest, traces, answers, scores
 
 A digest of all of it names the suite: a verdict of another suite is of another time.
 """
@@ -23,7 +23,7 @@ from vox_plugin_api.safetensors_file import read_safetensors_header
 
 __all__ = ["EXPECTED_DIR", "ExpectedCase", "ExpectedOutput", "load_group", "load_models", "suite_digest"]
 
-EXPECTED_DIR = Path(__file__).with_name("expected")
+EXPECTED_DIR = Path(__file__).with_name("recorded")
 
 
 @dataclass(frozen=True, slots=True)
