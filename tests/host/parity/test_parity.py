@@ -91,8 +91,8 @@ def test_a_broken_lane_parts_at_a_byte_a_request_and_an_operator(lane):
 
 def test_bits_that_change_no_token_are_still_a_failure_of_who_promises_bits(lane):
     done = lane.run(
-        "parity", "--model", "gemma3", "--plugin", "vox-lane", "--plugin", "vox-lane:planted=fused-multiply-add",
-        "--max-tokens", "4",
+        "parity", "--model", "gemma3", "--max-tokens", "4",
+        "--plugin", "vox-lane", "--plugin", "vox-lane:planted=fused-multiply-add",
     )  # fmt: skip
     assert done.returncode == 6
     assert "rope" in done.stdout and "first operator layers.0.self_attn." in done.stdout
