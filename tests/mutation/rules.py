@@ -103,7 +103,8 @@ def _one_more(match: re.Match[str]) -> str:
 
 
 _NAMES = {
-    "f_add": "f_sub", "f_sub": "f_add", "f_mul": "f_add", "f_div": "f_mul", "f_max": "f_min", "f_min": "f_max",
+    "f_add": "f_sub", "f_sub": "f_add", "f_mul": "f_add", "f_div": "f_mul",
+    "f_max": "f_min", "f_min": "f_max",
     "i_add": "i_sub", "i_sub": "i_add", "i_and": "i_or", "i_or": "i_and", "i_shl": "i_sar", "i_sar": "i_shl",
 }  # fmt: skip
 

@@ -15,8 +15,10 @@ from vox_host.cli.output import print_json, print_line, print_progress, print_ta
 from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
-from vox_host.models.catalogue import Catalogue, InstalledModel, verify_files
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.models.verifying import verify_files
 from vox_host.parity.certificate import certificate, machine_facts, parse_certificate
 from vox_host.parity.compare import Parting, SideResult, first_parting
 from vox_host.parity.requests import REFERENCE_PROMPTS, Asked, parse_prompts, prompts_digest

@@ -69,8 +69,6 @@ class Session:
         self.say = say
         self.self_test_failure: VoxError | None = None
         """Why the lane serves nothing, once that is known."""
-        self.has_operators = False
-        """Whether it answered `conformance`."""
         self._folder = folder
         self._plan: LaunchPlan | None = None
         self._models: dict[str, tuple[Path, str]] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from vox_host.conformance.compare import first_difference
 from vox_host.errors import PluginError, UsageError, WorkerFailedError
 from vox_host.launch import plan_launch
-from vox_host.models.catalogue import InstalledModel
+from vox_host.models.installed import InstalledModel
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import Side

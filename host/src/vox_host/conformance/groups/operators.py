@@ -15,7 +15,7 @@ from vox_plugin_api.conformance_messages import ConformanceParams, ConformanceRe
 
 __all__ = ["compare_case", "run", "run_group"]
 
-_UNKNOWN = ("not-supported", "invalid-request")
+_UNKNOWN = ("not-supported", "invalid-request", "unknown-group")
 
 
 async def run(session: Session) -> AsyncIterator[CaseResult]:
@@ -33,13 +33,16 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
     if not session.is_canonical:
         raise NotOfferedError("the plugin has its own numerics (fast), which promise no bits of an operator")
     version, cases = load_group(group)
+    has_answered = False
     async with session.worker("check") as worker:
         for expected in cases:
             try:
                 event = await _ask(session, worker, group, expected.name)
             except VoxError as error:
-                if error.code in _UNKNOWN and not session.has_operators:
-                    raise NotOfferedError(f"the plugin shows no operators ({error.code})") from None
+                if error.code in _UNKNOWN and not has_answered:
+                    raise NotOfferedError(
+                        f"the plugin shows none of these operators ({error.code})"
+                    ) from None
                 yield CaseResult(name=expected.name, grade="failed", detail=f"{error.code}: {error.message}")
                 if worker.ended.done():
                     yield CaseResult(
@@ -50,7 +53,7 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
             except TimeoutError:
                 yield CaseResult(name=expected.name, grade="failed", detail="no answer in time")
                 return
-            session.has_operators = True
+            has_answered = True
             yield await case(expected.name, _judge(group, version, expected, event), "bitwise")
 
 

@@ -41,15 +41,16 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
     """Run the case that `params` names on a lane.
 
     Raises:
-        BackendError: `unknown-case`, or `case-failed` if an operator raises.
+        BackendError: `unknown-group`, `unknown-case`, or `case-failed` if an operator raises.
     """
-    case = GROUPS.get(params.group, {}).get(params.case)
+    facts = {"groups": sorted(GROUPS), "numerics_version": NUMERICS_VERSION}
+    if params.group not in GROUPS:
+        message = f"there is no group {params.group!r} of cases here; nothing was run"
+        raise BackendError("unknown-group", message, facts=facts)
+    case = GROUPS[params.group].get(params.case)
     if case is None:
-        raise BackendError(
-            "unknown-case",
-            f"the group {params.group!r} has no case {params.case!r} here; nothing was run",
-            facts={"groups": sorted(GROUPS), "numerics_version": NUMERICS_VERSION},
-        )
+        message = f"the group {params.group!r} has no case {params.case!r} here; nothing was run"
+        raise BackendError("unknown-case", message, facts=facts)
     ops = make_ops()
     ops.take_faults()
     try:
