@@ -90,8 +90,10 @@ def _embed_extremes(ops: Ops) -> Arrays:
 
 
 def _norm_widths(ops: Ops) -> Arrays:
-    for sample, width in enumerate((1, 15, 127, 128, 129, 640)):
-        x = floats(70 + sample, 4, width, span=3, binades=14)
+    # 1701: eight chunks, four, one, and a tail; 300 in nine rows: eight side by side, and one.
+    shapes = ((4, 1), (4, 15), (4, 127), (4, 128), (4, 129), (4, 640), (4, 1701), (9, 300))
+    for sample, (rows, width) in enumerate(shapes):
+        x = floats(70 + sample, rows, width, span=3, binades=14)
         x[1] = 0
         x[2] = np.ldexp(x[2], -40)  # eps decides
         x[3, ::2] = np.float32(-0.0)
@@ -100,7 +102,7 @@ def _norm_widths(ops: Ops) -> Arrays:
 
 
 def _head_norm_widths(ops: Ops) -> Arrays:
-    for sample, (heads, width) in enumerate(((1, 8), (5, 16), (2, 129), (8, 64))):
+    for sample, (heads, width) in enumerate(((1, 8), (5, 16), (2, 129), (8, 64), (3, 256))):
         w = ops.load_vector(stored_float(floats(90 + sample, width)), plus_one=sample % 2 == 1)
         x = put(ops, floats(94 + sample, 3, heads * width, span=2, binades=9))
         yield ops.to_host(ops.head_norm(x, w, heads, 9.999999974752427e-07, name="norm"))
@@ -179,14 +181,18 @@ def _add_edges(ops: Ops) -> Arrays:
     yield ops.to_host(ops.add(put(ops, a[None]), put(ops, b[None]), name="add"))
 
 
-_EDGES = (0.0, -0.0, 2.0**-100, -(2.0**-100), 2.0**-30, 0.5, 1.0, 15.0, 16.7, 17.4, 31.0, 62.0,
-          86.9, 87.3, 87.5, 88.0, 88.7, 89.0, 100.0, 103.9, 104.1, 1e4, 2.0**60)  # fmt: skip
-"""Where exponentials and what is made of them begin to flush, to round to 1, or to overflow."""
+_EDGES = (0.0, -0.0, 2.0**-100, -(2.0**-100), 2.0**-30, 0.5, 0.625, 1.0, 15.0, 16.7, 17.4, 31.0, 62.0,
+          86.9, 87.0, 87.3, 87.5, 88.0, 88.7, 89.0, 100.0, 103.9, 104.1, 1e4, 2.0**60,
+          0.625, 87.0)  # fmt: skip
+"""Where exponentials and what is made of them begin to flush, to round to 1, or to overflow; the
+thresholds themselves twice, so that a vector's body and its tail both meet them."""
 
 
 def _gate_edges(operator: str, ops: Ops) -> Arrays:
     gate = np.array([sign * edge for edge in _EDGES for sign in (1, -1)], np.float32)[None]
     up = floats(150, 1, gate.shape[1])
+    yield ops.to_host(getattr(ops, operator)(put(ops, gate), put(ops, up), name="gated"))
+    gate, up = floats(151, 4, 600, span=4, binades=6), floats(152, 4, 600)
     yield ops.to_host(getattr(ops, operator)(put(ops, gate), put(ops, up), name="gated"))
 
 
@@ -194,6 +200,16 @@ def _softcap_edges(ops: Ops) -> Arrays:
     x = np.array([sign * edge for edge in _EDGES for sign in (1, -1)], np.float32)[None]
     for cap in (1.0, 30.0):
         yield ops.to_host(ops.softcap(put(ops, x), cap, name="capped"))
+    yield ops.to_host(ops.softcap(put(ops, floats(153, 4, 600, span=2, binades=4)), 1.0, name="capped"))
+
+
+def _penalise_many(ops: Ops) -> Arrays:
+    """Products and differences enough that one rounding instead of two shows."""
+    logits = put(ops, floats(145, 2, 601, span=5, binades=9))
+    ids = np.arange(0, 601, 2, dtype=np.int32)
+    repetition = np.abs(floats(146, len(ids))) + np.float32(0.5)
+    ops.penalise(logits, 1, ids, repetition=repetition, subtract=floats(147, len(ids), span=3, binades=9))
+    yield ops.to_host(logits)
 
 
 def _argmax_edges(ops: Ops) -> Arrays:
@@ -220,7 +236,39 @@ def _log_normaliser_widths(ops: Ops) -> Arrays:
     for sample, width in enumerate((1, 2, 127, 128, 129, 1500)):
         x = put(ops, floats(160 + sample, 5, width, span=4, binades=6))
         yield np.asarray(ops.log_normaliser(x), np.float32)
+    # Sums between 1 and 8 whose maximum is 0: the logarithm's own last bits, uncovered.
+    x = floats(166, 4000, 8, span=2, binades=3)
+    yield np.asarray(ops.log_normaliser(put(ops, x - x.max(axis=1, keepdims=True))), np.float32)
 
+
+def _faults(operator: str, ops: Ops) -> Arrays:
+    """Rows 1 and 3 of five overflow. Nothing is compared but what is reported of them."""
+    x = floats(170, 5, 32, span=0)
+    huge = np.where(np.isin(np.arange(5), (1, 3))[:, None], np.ldexp(np.float32(1), 127), x)
+    big, small = put(ops, huge.astype(np.float32)), put(ops, x)
+    if operator == "linear":
+        ops.linear(big, ops.load_matrix(stored_float(np.full((3, 32), 8, np.float32))), name="faulty")
+        ops.linear(big, ops.load_matrix(weight("q8_0", 171, 7, 32)), name="faulty/q8_0")
+    elif operator == "rms_norm":
+        ops.rms_norm(big, ops.load_vector(stored_float(np.ones(32, np.float32))), 1e-6, name="faulty")
+    elif operator == "head_norm":
+        ops.head_norm(big, ops.load_vector(stored_float(np.ones(8, np.float32))), 4, 1e-6, name="faulty")
+    elif operator == "attention":
+        spec = AttentionSpec(heads=2, kv_heads=1, head_dim=16, scale=0.25)
+        cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=16, blocks=2)
+        batch = _ragged([(0, 2), (0, 3)], [[0, -1], [1, -1]])
+        v = floats(172, 5, 16)
+        v[2:4] = np.ldexp(np.float32(1), 127)
+        ops.kv_append(cache, 0, put(ops, np.zeros((5, 16), np.float32)), put(ops, v), batch)
+        ops.attention(small, cache, 0, batch, spec, name="faulty")
+    elif operator == "add":
+        ops.add(big, big, name="faulty")
+    else:
+        getattr(ops, operator)(big, big, name="faulty")
+    return iter(())
+
+
+_FAULTY = ("linear", "rms_norm", "head_norm", "attention", "add", "silu_gate", "gelu_gate")
 
 EXTENDED: Mapping[str, Case] = MappingProxyType(
     {
@@ -241,6 +289,8 @@ EXTENDED: Mapping[str, Case] = MappingProxyType(
         "argmax/edges": _argmax_edges,
         "token_weights/edges": _token_weight_edges,
         "log_normaliser/widths": _log_normaliser_widths,
+        "penalise/many": _penalise_many,
+        **{f"{name}/faults": partial(_faults, name) for name in _FAULTY},
     }
 )
 """By name; the part before the first slash is the operator."""
