@@ -1,6 +1,6 @@
 """Record what is right: run the suite's cases on the scalar reference, and write `recorded/`.
 
-    PYTHONPATH=... python host/tools/record_suite.py mens_cpu_ref.reference_lane:ReferenceOps [--to FOLDER]
+    python host/tools/record_suite.py mens_cpu_ref.training_lane:ReferenceTrainingOps [--to FOLDER]
 
 Run it when the numerics or the cases change, and commit what it wrote with that change. Any
 other lane than the scalar reference would make itself the judge of itself.
@@ -20,7 +20,7 @@ from typing import Any
 
 from mens_core.backend import MensBackend
 from mens_core.conformance.planted import RoundedToBf16
-from mens_core.conformance.suite import GROUPS, answer
+from mens_core.conformance.suite import GROUPS, answer, cases_of
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
 from vox_host.conformance.expected import EXPECTED_DIR
@@ -54,7 +54,7 @@ def record_group(group: str, make_ops: MakeOps, made_by: str, folder: Path) -> N
     cases: dict[str, Any] = {}
     arrays: list[tuple[str, str, list[int], bytes]] = []
     ops = make_ops()
-    for case in GROUPS[group]:
+    for case in cases_of(group):
         reply = answer(lambda: ops, ConformanceParams(group=group, case=case))
         assert isinstance(reply.result, ConformanceResult)
         cases[case] = reply.result.model_dump(mode="json", include={"outputs", "faults"})

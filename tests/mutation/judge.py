@@ -21,13 +21,14 @@ def main(library: Path) -> int:
     from mens_core.conformance.suite import GROUPS, answer
     from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
+    from mens_cpu_ref.training_lane import CpuTrainingOps
     from vox_host.conformance.expected import load_group, load_models
     from vox_host.conformance.groups.operators import compare_case
     from vox_plugin_api.conformance_messages import ConformanceParams, ConformanceResult
 
     native = load_library(library)
     native.force_isa("avx2")
-    ops = CpuOps(native.kernels)
+    ops = CpuTrainingOps(native)
     for threads in (1, 2):
         native.set_threads(threads)
         for group in GROUPS:

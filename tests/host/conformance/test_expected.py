@@ -9,7 +9,7 @@ import pytest
 
 from lanes.every_lane import make_lane
 from mens_core import philox as numpy_philox
-from mens_core.conformance.suite import GROUPS
+from mens_core.conformance.suite import GROUPS, cases_of
 from vox_host.conformance import expected
 from vox_host.conformance.tiny_models import TINY_MODELS, philox, write_model
 from vox_host.errors import IntegrityError
@@ -27,8 +27,9 @@ def recorder():
 
 
 def test_the_shipped_bytes_are_the_reference_s(recorder, request, tmp_path):
-    lane = make_lane("mens-cpu-ref:reference", request.config)
-    assert recorder.main([f"{type(lane).__module__}:{type(lane).__name__}", "--to", str(tmp_path)]) == 0
+    make_lane("mens-cpu-ref:reference", request.config)  # skips where it can't run
+    lane = "mens_cpu_ref.training_lane:ReferenceTrainingOps"
+    assert recorder.main([lane, "--to", str(tmp_path)]) == 0
     made = sorted(path.name for path in tmp_path.iterdir())
     assert made == sorted(path.name for path in expected.EXPECTED_DIR.iterdir())
     for name in made:
@@ -38,7 +39,7 @@ def test_the_shipped_bytes_are_the_reference_s(recorder, request, tmp_path):
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_case_has_its_bytes(group):
     _, cases = expected.load_group(group)
-    assert {case.name for case in cases} == set(GROUPS[group])
+    assert {case.name for case in cases} == set(cases_of(group))
     assert all(output.data is not None for case in cases for output in case.outputs)
     assert sum(len(case.outputs) + len(case.faults) for case in cases) > len(cases)
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.cli import model_options as shared
-from vox_host.cli.generate import Temperature
 from vox_host.cli.output import print_json, print_line, print_progress, print_table
 from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
 from vox_host.discovery import discover
@@ -53,14 +52,20 @@ def parity(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=0, max=4096, help="Tokens to generate for each prompt.")
     ] = 16,
-    temperature: Temperature = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Where chance has a part.")] = 0,
     against: Annotated[
         list[Path] | None,
         typer.Option("--against", help="A certificate made elsewhere with the same model and requests."),
     ] = None,
-    threads: shared.Threads = None,
-    context_length: shared.ContextLength = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option("--context-length", min=1, help="Tokens of prompt and answer together.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the certificate to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate.")] = False,
 ) -> None:

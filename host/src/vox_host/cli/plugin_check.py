@@ -88,7 +88,7 @@ def refuse_bad_target(path: Path) -> None:
 
 def write_report(path: Path, facts: dict[str, object]) -> None:
     """Write facts as JSON, in one step."""
-    from vox_host.integrity import write_aside
+    from vox_host.stat_cache import write_aside
 
     write_aside(path.absolute(), json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vox_host.conformance.expected import load_models, suite_digest
 from vox_host.conformance.verdict import Report
-from vox_host.integrity import Receipt, write_aside
+from vox_host.receipt import Receipt
+from vox_host.stat_cache import write_aside
 
 __all__ = ["StoredVerdict", "describe", "forget", "read_verdict", "store_verdict", "verdict_path"]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from vox_host.conformance.groups import (
+    backward,
     evaluation,
     forward,
     generation,
@@ -20,6 +21,7 @@ from vox_host.conformance.groups import (
     operators,
     protocol,
     save_load,
+    updates,
 )
 from vox_host.conformance.session import Session
 from vox_host.conformance.verdict import CaseResult
@@ -40,6 +42,10 @@ class Group:
 GROUPS: Mapping[str, Group] = MappingProxyType(
     {
         "operators": Group("every operator, byte for byte", operators.run, needs_service=False),
+        "backward": Group("the backward of every operator, byte for byte", backward.run, needs_service=False),
+        "updates": Group(
+            "loss, gradients of parameters, the optimizer's step", updates.run, needs_service=False
+        ),
         "forward": Group("whole tiny models, operator by operator", forward.run),
         "generation": Group("tokens and logprobs, alone and in company", generation.run),
         "evaluate": Group("scores of given texts", evaluation.run),

@@ -6,6 +6,7 @@ their own lane too: wrap it, run `vox-host plugin check`, and read which operato
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -174,6 +175,22 @@ class TimingRace(PassingOps):
         return self.tensor(rows)
 
 
+def _wrong_gradient(lane: Ops) -> Ops:
+    """The right forward, and a norm whose gradient takes the row's scale for a constant."""
+
+    class WrongGradient(type(lane)):  # type: ignore[misc]  # whatever lane it is, changed in one place
+        def rms_norm_backward(
+            self, dy: Tensor, x: Tensor, weight: Tensor, eps: float, *, name: str
+        ) -> Tensor:
+            values = np.array(self.to_host(x), F32)
+            inverse = F32(1) / np.sqrt(np.mean(values * values, axis=1, keepdims=True, dtype=F32) + F32(eps))
+            return self.from_host(np.array(self.to_host(dy)) * np.array(self.to_host(weight)) * inverse)
+
+    planted = copy.copy(lane)
+    planted.__class__ = WrongGradient
+    return planted
+
+
 class RoundedToBf16(PassingOps):
     """Every operator's output rounded to bfloat16: what a fast engine does, and no mistake.
 
@@ -235,5 +252,7 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         "wrong-rotary-table": Planted(WrongRotaryTable, "rope"),
         "neighbour-race": Planted(NeighbourRace, "attention"),
         "timing-race": Planted(TimingRace, "linear"),
+        # Over a lane that trains.
+        "wrong-gradient": Planted(_wrong_gradient, "rms_norm_backward"),
     }
 )

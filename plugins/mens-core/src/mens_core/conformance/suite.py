@@ -27,12 +27,11 @@ from vox_plugin_api.conformance_messages import (
     ElementType,
 )
 
-__all__ = ["GROUPS", "answer", "outputs_of"]
+__all__ = ["GROUPS", "TRAINING_GROUPS", "answer", "cases_of", "outputs_of"]
 
-GROUPS: Mapping[str, Mapping[str, Case]] = MappingProxyType(
-    {"operators": MappingProxyType({**CASES, **EXTENDED})}
-)
-"""Cases by group and name. The part of a name before the first slash is the operator."""
+TRAINING_GROUPS = ("backward", "updates")
+"""What only a lane of `TrainingOps` can answer."""
+GROUPS = ("operators", *TRAINING_GROUPS)
 
 _TYPES: Mapping[str, ElementType] = MappingProxyType({"<f4": "f32", "<i4": "i32", "<u8": "u64"})
 
@@ -43,15 +42,18 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
     Raises:
         BackendError: `unknown-group`, `unknown-case`, or `case-failed` if an operator raises.
     """
-    facts = {"groups": sorted(GROUPS), "numerics_version": NUMERICS_VERSION}
+    facts = {"groups": list(GROUPS), "numerics_version": NUMERICS_VERSION}
     if params.group not in GROUPS:
         message = f"there is no group {params.group!r} of cases here; nothing was run"
         raise BackendError("unknown-group", message, facts=facts)
-    case = GROUPS[params.group].get(params.case)
+    case = cases_of(params.group).get(params.case)
     if case is None:
         message = f"the group {params.group!r} has no case {params.case!r} here; nothing was run"
         raise BackendError("unknown-case", message, facts=facts)
     ops = make_ops()
+    if params.group in TRAINING_GROUPS and not _trains(ops):
+        message = f"this lane does not train, so it has no operators of the group {params.group!r}"
+        raise BackendError("not-supported", message, facts=facts)
     ops.take_faults()
     try:
         arrays = list(outputs_of(case, ops))
@@ -80,6 +82,26 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
         faults=[CaseFault(name=fault.name, rows=list(fault.rows)) for fault in ops.take_faults()],
     )
     return Reply(result, slices=payloads if params.with_bytes else ())
+
+
+def cases_of(group: str) -> Mapping[str, Callable[[Any], Iterator[npt.NDArray[Any]]]]:
+    """Return a group's cases by name; the part of a name before the first slash is the operator."""
+    if group == "operators":
+        return {**CASES, **EXTENDED}
+    # Imported when they are asked for: a worker that serves loads nothing of training.
+    if group == "backward":
+        from mens_core.conformance.cases_backward import BACKWARD_CASES
+
+        return BACKWARD_CASES
+    from mens_core.conformance.cases_updates import UPDATE_CASES
+
+    return UPDATE_CASES
+
+
+def _trains(ops: Ops) -> bool:
+    from mens_core.training_ops import TrainingOps
+
+    return isinstance(ops, TrainingOps)
 
 
 def outputs_of(case: Case, ops: Ops) -> Iterator[npt.NDArray[Any]]:
