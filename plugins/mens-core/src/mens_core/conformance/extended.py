@@ -241,18 +241,37 @@ def _log_normaliser_widths(ops: Ops) -> Arrays:
     yield np.asarray(ops.log_normaliser(put(ops, x - x.max(axis=1, keepdims=True))), np.float32)
 
 
+def _linear_long(format_: Format, ops: Ops) -> Arrays:
+    """Nine chunks and a part: one row goes another way than several."""
+    matrix = ops.load_matrix(weight(format_, 173, 18, 1193))
+    x = floats(174, 3, 1193, span=1, binades=6)
+    yield ops.to_host(ops.linear(put(ops, x), matrix, name="many"))
+    yield ops.to_host(ops.linear(put(ops, x[2:]), matrix, name="one"))
+
+
 def _faults(operator: str, ops: Ops) -> Arrays:
-    """Rows 1 and 3 of five overflow. Nothing is compared but what is reported of them."""
-    x = floats(170, 5, 32, span=0)
-    huge = np.where(np.isin(np.arange(5), (1, 3))[:, None], np.ldexp(np.float32(1), 127), x)
-    big, small = put(ops, huge.astype(np.float32)), put(ops, x)
+    """Row 1 of five overflows everywhere, row 3 in its last column, where no whole vector is left.
+
+    Nothing is compared but what is reported of them.
+    """
+    x = floats(170, 5, 37)
+    x[1] = x[3, -1] = np.ldexp(np.float32(1), 127)
+    big = put(ops, x)
     if operator == "linear":
-        ops.linear(big, ops.load_matrix(stored_float(np.full((3, 32), 8, np.float32))), name="faulty")
-        ops.linear(big, ops.load_matrix(weight("q8_0", 171, 7, 32)), name="faulty/q8_0")
+        for rows in (3, 20):
+            eights = ops.load_matrix(stored_float(np.full((rows, 37), 8, np.float32)))
+            ops.linear(big, eights, name=f"faulty/{rows}")
+        ops.linear(put(ops, x[:, 5:]), ops.load_matrix(weight("q8_0", 171, 7, 32)), name="faulty/q8_0")
     elif operator == "rms_norm":
-        ops.rms_norm(big, ops.load_vector(stored_float(np.ones(32, np.float32))), 1e-6, name="faulty")
+        ops.rms_norm(big, ops.load_vector(stored_float(np.ones(37, np.float32))), 1e-6, name="faulty")
+        # A finite sum of squares, and a last product that is not.
+        multipliers = np.ones(37, np.float32)
+        multipliers[-1] = np.ldexp(np.float32(1), 127)
+        small = put(ops, np.where(np.arange(37) == 36, np.float32(8), floats(175, 2, 37, span=-3)))
+        ops.rms_norm(small, ops.load_vector(stored_float(multipliers)), 1e-6, name="faulty product")
     elif operator == "head_norm":
-        ops.head_norm(big, ops.load_vector(stored_float(np.ones(8, np.float32))), 4, 1e-6, name="faulty")
+        w = ops.load_vector(stored_float(np.ones(18, np.float32)))
+        ops.head_norm(put(ops, x[:, 1:]), w, 2, 1e-6, name="faulty")
     elif operator == "attention":
         spec = AttentionSpec(heads=2, kv_heads=1, head_dim=16, scale=0.25)
         cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=16, blocks=2)
@@ -260,9 +279,7 @@ def _faults(operator: str, ops: Ops) -> Arrays:
         v = floats(172, 5, 16)
         v[2:4] = np.ldexp(np.float32(1), 127)
         ops.kv_append(cache, 0, put(ops, np.zeros((5, 16), np.float32)), put(ops, v), batch)
-        ops.attention(small, cache, 0, batch, spec, name="faulty")
-    elif operator == "add":
-        ops.add(big, big, name="faulty")
+        ops.attention(put(ops, floats(176, 5, 32)), cache, 0, batch, spec, name="faulty")
     else:
         getattr(ops, operator)(big, big, name="faulty")
     return iter(())
@@ -274,6 +291,8 @@ EXTENDED: Mapping[str, Case] = MappingProxyType(
     {
         **{f"linear/{f}/tails": partial(_linear_tails, f) for f in _FORMATS},
         **{f"linear/{f}/extremes": partial(_linear_extremes, f) for f in BLOCKS},
+        "linear/f32/long": partial(_linear_long, "f32"),
+        "linear/bf16/long": partial(_linear_long, "bf16"),
         "linear/tripwires": _linear_tripwires,
         "embed/extremes": _embed_extremes,
         "rms_norm/widths": _norm_widths,
