@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
-from mens_core.conformance.suite import answer
+from mens_core.conformance.suite import TRAINING_GROUPS, answer
 from mens_core.kv_plan import DEFAULT_KV_BYTES
 from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
@@ -140,7 +140,12 @@ class MensBackend(Backend):
             threads=params.threads,
             lane_options=params.lane_options,
         )
-        yield answer(lambda: self._make_lane(lane), params)
+
+        def make_ops() -> Ops:
+            ops = self._make_lane(lane)
+            return self._training_lane(ops) if params.group in TRAINING_GROUPS else ops
+
+        yield answer(make_ops, params)
 
     def unload(self, params: m.UnloadParams) -> Reply:
         served = self._require_model()
@@ -157,7 +162,7 @@ class MensBackend(Backend):
         if isinstance(serving, TrainingOps):
             return serving
         raise BackendError(
-            "not-supported", f"lane {self.info.lane!r} has no operators of training; nothing was begun"
+            "not-supported", f"lane {self.info.lane!r} has no operators of training; nothing was done"
         )
 
     def _require_training(self) -> TrainingRun:

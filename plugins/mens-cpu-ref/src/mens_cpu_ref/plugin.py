@@ -46,8 +46,10 @@ def backend() -> Backend:
 
     def make_training_lane(serving: Ops) -> TrainingOps:
         # Imported when training begins: a worker that serves binds none of its functions.
-        from mens_cpu_ref.training_lane import CpuTrainingOps
+        from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
 
+        if serving.facts().get("instruction_set") == REFERENCE:
+            return ReferenceTrainingOps()
         return CpuTrainingOps(library, facts=serving.facts())
 
     def test_operators() -> SelfTestResult:
