@@ -71,7 +71,7 @@ unit: native
 
 GGUF ?= .cache/gemma-3-270m-q4_k_m.gguf
 bench: demo-file demo
-	@$(BIN)/python bench/serving.py --gguf $(GGUF) --out bench/results
+	@$(BIN)/python bench/cpu.py --gguf $(GGUF) --out bench/results
 
 clean:
 	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis
