@@ -73,7 +73,7 @@ unit: native
 
 GGUF ?= .cache/gemma-3-270m-q4_k_m.gguf
 bench: demo-file demo
-	@$(BIN)/python bench/serving.py --gguf $(GGUF) --out bench/results
+	@$(BIN)/python bench/cpu.py --gguf $(GGUF) --out bench/results
 
 # A certificate that another machine or an emulator made with the same options is compared too:
 #   vox-host parity --model gemma-3-270m --plugin mens-cpu-ref:isa=neon --max-tokens 8 --out FILE

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command to the module that has it and the line shown in --help."""
 
+_OPEN_A_MODEL = {"generate", "chat", "serve"}
 _SUPPORTED = {"Linux", "Darwin"}
 
 _MAY_BE_EMPTY = {"--prompt", "--system", "--stop"}
@@ -131,6 +132,8 @@ def _build(arguments: Sequence[str]) -> typer.Typer:
     position = _position_of_command(arguments)
     wanted = arguments[position] if position < len(arguments) else None
     if wanted in COMMANDS and _exists(COMMANDS[wanted][0]):
+        if wanted in _OPEN_A_MODEL and "--help" not in arguments:
+            importlib.import_module("vox_host.cli.early_probe").begin()
         importlib.import_module(COMMANDS[wanted][0]).register(app)
     else:
         for name, (module, help_line) in COMMANDS.items():

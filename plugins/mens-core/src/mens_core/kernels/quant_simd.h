@@ -14,8 +14,9 @@ CANON int32_t load_i32(const void* p) {
   __builtin_memcpy(&v, p, 4);
   return v;
 }
-// Asks for a line that will be read soon; never faults, so it may point past the end.
-CANON void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// Asks for a line that will be read soon, into the second cache: in the first it would push out what is read
+// now. Never faults, so it may point past the end.
+CANON void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // body(constant 0), body(constant 1), ...: loops whose index must be known to the compiler.
 template <int I>
