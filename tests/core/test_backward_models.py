@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mens_core.config import parse_config
 
 from lanes import every_lane
 from lanes.float64_training_lane import Float64TrainingLane
@@ -25,9 +24,9 @@ from lanes.training import (
 )
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import plan_adapter
-from mens_core.weights import expected_shapes
 from oracle.float64_forward import settings_of
 from oracle.torch_float64 import Adapted
+from vox_plugin_api.families import expected_shapes, parse_config
 
 
 @pytest.fixture(autouse=True)
