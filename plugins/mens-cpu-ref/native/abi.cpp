@@ -18,9 +18,9 @@ using namespace vox;
 
 const PerIsa<FloatKernels> kFloat = {{
 #if defined(VOX_HAS_AVX2)
-    &avx2::float_kernels, &avx512::float_kernels, nullptr, nullptr,
+    &avx2::float_kernels, &avx512::float_kernels, nullptr,
 #else
-    nullptr, nullptr, &neon::float_kernels, &neon::float_kernels,
+    nullptr, nullptr, &neon::float_kernels,
 #endif
 }};
 
