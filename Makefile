@@ -13,13 +13,15 @@ WHEELS_STAMP := wheels/.built
 NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
 PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
 
-.PHONY: help demo demo-file test lint types unit wheels native clean bench
+.PHONY: help demo demo-file test lint types unit wheels native clean bench lanes mutants
 
 help:
 	@echo "make demo    set up, install the CPU lane, import a real model, serve it, ask it"
 	@echo "make test    set up, lint, types, the whole suite"
 	@echo "make wheels  build every distribution into wheels/"
 	@echo "make bench   measure against llama.cpp and the machine's limits"
+	@echo "make lanes   scalar reference, AVX2 and AVX-512 on the demo model: the same bytes, hashes printed"
+	@echo "make mutants change each class of kernel line once and see the vectors notice; an hour"
 
 demo: $(HOST_STAMP) $(WHEELS_STAMP)
 	@$(BIN)/vox-host demo --wheels wheels --accept-license
@@ -71,7 +73,19 @@ unit: native
 
 GGUF ?= .cache/gemma-3-270m-q4_k_m.gguf
 bench: demo-file demo
-	@$(BIN)/python bench/serving.py --gguf $(GGUF) --out bench/results
+	@$(BIN)/python bench/cpu.py --gguf $(GGUF) --out bench/results
+
+# A certificate that another machine or an emulator made with the same options is compared too:
+#   vox-host parity --model gemma-3-270m --plugin mens-cpu-ref:isa=neon --max-tokens 8 --out FILE
+#   make lanes AGAINST=FILE
+LANES ?= reference avx2 avx512
+AGAINST ?=
+lanes: demo
+	@$(BIN)/vox-host parity --model gemma-3-270m --max-tokens 8 --out .cache/lanes.json \
+	  $(foreach isa,$(LANES),--plugin mens-cpu-ref:isa=$(isa)) $(foreach file,$(AGAINST),--against $(file))
+
+mutants: native
+	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../bench/results/mutants.json
 
 clean:
 	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis

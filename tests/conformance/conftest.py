@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-INSTRUCTION_SETS = ["neon"] if platform.machine() in ("aarch64", "arm64") else ["avx2", "avx512"]
+INSTRUCTION_SETS = ["neon", "neon_dot"] if platform.machine() in ("aarch64", "arm64") else ["avx2", "avx512"]
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ def test_a_library_of_another_version_is_refused(tmp_path):
 def test_the_dispatcher_and_pool_need_no_more_than_the_baseline(library):
     """Code that runs before the CPU is checked must not use what is being checked."""
     objdump = shutil.which("objdump")
-    if objdump is None or library.isa() == "neon":
+    if objdump is None or library.isa().startswith("neon"):
         pytest.skip("needs objdump on x86-64")
     file = ROOT / "plugins/mens-cpu-ref/src/mens_cpu_ref/libvox_cpu.so"
     for symbol in ("vox_isa", "vox_force_isa", "vox_abi_version"):

@@ -16,7 +16,7 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.ops import AttentionSpec, Ops, StoredTensor
 from mens_cpu_ref.arrays import Rows
 from mens_cpu_ref.lane import CpuOps
-from mens_cpu_ref.recording import UnrecordableError, record
+from mens_cpu_ref.layer_recording import UnrecordableError, record
 
 WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 512, 4, 2, 64
 QUERY, KEY = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM

@@ -81,6 +81,15 @@ def test_all_that_differs_is_named(recorded, run, folder):
     assert "FAILED" in done.stdout.splitlines()[-1] and ", 2 differ" in done.stdout.splitlines()[-1]
 
 
+def test_a_planted_mistake_that_does_not_show_is_a_failure(recorded, run, folder):
+    """The CPU in a GPU's place runs the right kernels whatever was compiled: nothing can show."""
+    write(recorded, folder / "good.npz")
+    done = run(folder / "good.npz", "--planted")
+    assert done.returncode == 1
+    assert "planted, --fmad=true: the same machine code, 0 launches differ" in done.stdout
+    assert done.stdout.splitlines()[-1] == "FAILED: 0 of 8 planted mistakes show"
+
+
 def test_what_cannot_be_run_is_said(recorded, run, folder):
     write(recorded, folder / "good.npz")
     done = run(folder / "good.npz", VOX_LIBCUDA="libcuda-that-is-not-here.so")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from grid_shim import build as shim
 from mens_core.kernel_source import CUDA_OPTIONS, grid_source
 
+KERNELS = Path(__file__).parents[2] / "plugins/mens-core/src/mens_core/kernels"
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
@@ -90,3 +92,25 @@ def test_nvcc_compiles_it(tmp_path, arch):
     )
     assert "fma.rn.ftz.f32" in operations
     assert operations <= {f"{name}.rn.ftz.f32" for name in ("add", "sub", "mul", "fma", "div", "rcp", "sqrt")}
+
+
+def test_the_documented_count_of_lines_per_target_is_true():
+    """docs/architecture.md says how little a target has of its own."""
+    lines = (KERNELS / "grid/target.h").read_text().splitlines()
+    metal, cuda = lines.index("#if defined(VOX_METAL)"), lines.index("#else  // CUDA")
+    end = len(lines) - lines[::-1].index("#endif") - 1
+    canon = (KERNELS / "canon.h").read_text().splitlines()
+    start = canon.index("#include <stddef.h>")
+    counts = {
+        "Metal": code_lines(lines[metal + 1 : cuda]),
+        "CUDA": code_lines(lines[cuda + 1 : end]),
+        "scalar C++": code_lines(canon[start : canon.index("#endif", start)]),
+    }
+    table = (KERNELS.parents[4] / "docs/architecture.md").read_text()
+    assert {name: f"| {name} | {count} |" in table for name, count in counts.items()} == dict.fromkeys(
+        counts, True
+    )
+
+
+def code_lines(lines):
+    return sum(1 for line in lines if line.strip() and not line.lstrip().startswith("//"))

@@ -30,7 +30,7 @@ def library() -> Iterator[Library]:
 def isas(library: Library) -> list[str]:
     """Every instruction set this machine can run."""
     found = []
-    for name in ("avx2", "avx512", "neon"):
+    for name in ("avx2", "avx512", "neon", "neon_dot"):
         try:
             library.force_isa(name)
         except ValueError:

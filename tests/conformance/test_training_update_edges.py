@@ -232,3 +232,28 @@ def test_linear_backward_writes_its_rows_and_nothing_else(library, isa, columns)
         assert function(0, matrix.address, 40, columns, dy.address, 7, out.ctypes.data) == 0
         assert (memory[:32] == 7).all() and (memory[32 + 7 * columns :] == 7).all()
         assert out[: 7 * columns].tobytes() == ops.linear_backward(dy, matrix, name="dx").values.tobytes()
+
+
+def test_a_quantised_weight_is_never_dequantised_whole():
+    """Its float32 rows would be 134 MB; what the call adds to the process is its scratch and its output."""
+    code = """
+import resource
+import numpy as np
+from mens_core.ops import StoredTensor
+from mens_cpu_ref.arrays import Rows
+from mens_cpu_ref.library import load_library
+from mens_cpu_ref.training_lane import CpuTrainingOps
+library = load_library()
+library.set_threads(2)
+ops = CpuTrainingOps(library)
+blocks = np.zeros((16384 * 2048 // 32, 34), np.uint8)
+blocks[:, 1] = 0x20
+weight = ops.load_matrix(StoredTensor("w", "q8_0", (16384, 2048), memoryview(blocks.reshape(-1))))
+dy = Rows(np.ones((8, 16384), np.float32))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ops.linear_backward(dy, weight, name="dx")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.PIPE)
+    assert int(done.stdout) < 8 << 10  # KiB

@@ -55,16 +55,15 @@ def test_linear_backward(reference):
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_backward_of_quantised_rows(reference, name):
     rng = np.random.default_rng(2)
-    outputs, columns = 150, COLUMNS[name]
-    blocks = random_blocks(name, outputs, rng)
-    stored = StoredTensor("w", name, (outputs, columns), memoryview(blocks.reshape(-1)))
+    outputs, columns, distinct = 150, COLUMNS[name], 7
+    # The rows repeat: spelling a block out with integers is slow.
+    blocks = random_blocks(name, distinct, rng)
+    file = np.resize(blocks, (outputs, BYTES[name]))
+    stored = StoredTensor("w", name, (outputs, columns), memoryview(file.reshape(-1)))
     dy = spread(rng, 1, outputs)
     (dx,), *_ = reference(lambda ops: ops.linear_backward(Rows(dy), ops.load_matrix(stored), name="dx"))
-    raw = bytes(stored.data)
-    weight = [
-        quantised_integers.dequantised(name, raw[n * BYTES[name] : (n + 1) * BYTES[name]])
-        for n in range(outputs)
-    ]
+    rows = [quantised_integers.dequantised(name, block.tobytes()) for block in blocks]
+    weight = [rows[n % distinct] for n in range(outputs)]
     sample = slice(0, columns, 7)
     expected = exact.linear_backward(bits(dy)[0], [row[sample] for row in weight])
     assert bits(dx)[0][sample] == expected
@@ -111,9 +110,10 @@ def test_cross_entropy(reference):
 
 def test_example_sums(reference):
     rng = np.random.default_rng(6)
-    positions = np.array([3, 127, 128, 700, 701, 0, 5, 130], np.int32)
-    starts = np.array([0, 5, 5, 8], np.int32)
-    losses = spread(rng, 8)
+    first = [*range(3, 250, 11), 700, 701, 760]
+    positions = np.array([*first, *range(5, 140, 9)], np.int32)
+    starts = np.array([0, len(first), len(first), len(positions)], np.int32)
+    losses = spread(rng, len(positions))
     (sums,), *_ = reference(lambda ops: ops.example_sums(Rows(losses), positions, starts))
     expected = [
         exact.example_sum(bits(losses[a:b]), positions[a:b].tolist()) for a, b in pairwise(starts.tolist())

@@ -24,10 +24,9 @@ from lanes.training import (
 )
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import plan_adapter
-from mens_core.config import parse_config
-from mens_core.weights import expected_shapes
 from oracle.float64_forward import settings_of
 from oracle.torch_float64 import Adapted
+from vox_plugin_api.families import expected_shapes, parse_config
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,12 @@
 """Runs every grid kernel on a GPU and compares bytes with vectors of the scalar reference.
 
-    python tests/gpu/run_grid.py VECTORS.npz [--compiler nvrtc|nvcc] [--device N] [--option=--fmad=true]
+    python tests/gpu/run_grid.py VECTORS.npz [--compiler nvrtc|nvcc] [--device N] [--planted]
 
 VECTORS.npz is made by `record_grid.py` on a machine with the CPU lane. Needs Python, numpy, an NVIDIA driver,
 and NVRTC (the cuda-bindings package) or nvcc; nothing else of this repository. Prints each kernel with its
 number of launches, every launch that differs with its first differing element, and one line of verdict. Exit
-status: 0 all bytes equal, 1 some differ, 2 nothing could be run.
+status: 0 all bytes equal, 1 some differ, 2 nothing could be run. With --planted it is the other way round:
+the kernels are compiled with one mistake after the other, and each must make bytes differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,48 +205,124 @@ def first_difference(found: list[Bytes], expected: list[Bytes]) -> str | None:
     return None
 
 
-def run(vectors: Path, number: int, compiler: str | None, instead: list[str]) -> int:
+class Vectors:
+    """What `record_grid.py` wrote."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as file:
+            self.about = json.loads(file["about"].tobytes())
+            self._kept: dict[str, Bytes] = {key: file[key] for key in file.files if key != "about"}
+        self.source: str = self.about["source"]
+        self.options: list[str] = self.about["options"]
+
+    def differing(self, driver: Driver, module: ctypes.c_void_p) -> Iterator[tuple[str, str, str | None]]:
+        """Run every launch; yield its case, its kernel, and how it differs or None."""
+        for launch in self.about["launches"]:
+            try:
+                found = driver.run(
+                    driver.function(module, launch["kernel"]),
+                    [self._kept[key] for key in launch["before"]],
+                    bytes.fromhex(launch["constants"]),
+                    tuple(launch["threads"]),
+                    self.about["group"],
+                )
+                difference = first_difference(found, [self._kept[key] for key in launch["after"]])
+            except RuntimeError as problem:
+                difference = str(problem)
+            yield launch["case"], launch["kernel"], difference
+
+
+def compare(vectors: Vectors, driver: Driver, compiler: str | None) -> int:
     """Compile, run, compare, print; return the exit status."""
-    file = np.load(vectors)
-    about = json.loads(file["about"].tobytes())
-    driver = Driver(number)
-    print(f"device: {driver.about}")
     start = time.perf_counter()
-    replaced = [option.split("=")[0] for option in instead]
-    options = [o for o in about["options"] if o.split("=")[0] not in replaced] + instead
-    cubin, name = compiled(about["source"], driver.capability, options, compiler)
-    print(f"compiled by {name} in {time.perf_counter() - start:.1f} s, {' '.join(options)}")
-    module = driver.load(cubin)
-    kept: dict[str, Bytes] = {key: file[key] for key in file.files if key != "about"}
+    cubin, name = compiled(vectors.source, driver.capability, vectors.options, compiler)
+    print(f"compiled by {name} in {time.perf_counter() - start:.1f} s, {' '.join(vectors.options)}")
     launches, failures = Counter[str](), Counter[str]()
     start = time.perf_counter()
-    for launch in about["launches"]:
-        kernel = launch["kernel"]
+    for case, kernel, difference in vectors.differing(driver, driver.load(cubin)):
         launches[kernel] += 1
-        try:
-            found = driver.run(
-                driver.function(module, kernel),
-                [kept[key] for key in launch["before"]],
-                bytes.fromhex(launch["constants"]),
-                tuple(launch["threads"]),
-                about["group"],
-            )
-            difference = first_difference(found, [kept[key] for key in launch["after"]])
-        except RuntimeError as problem:
-            difference = str(problem)
         if difference is not None:
             failures[kernel] += 1
             if failures.total() <= _SHOWN:
-                print(f"DIFFERS {launch['case']}, {kernel}: {difference}")
+                print(f"DIFFERS {case}, {kernel}: {difference}")
     for kernel, count in sorted(launches.items()):
         print(f"{kernel:24} {count:4} launches, {failures[kernel] or 'none'} differ")
     seconds = time.perf_counter() - start
     verdict = "FAILED" if failures or not launches else "BITWISE"
     print(
-        f"{verdict}: numerics {about['numerics']}, {launches.total()} launches of {len(launches)} kernels, "
-        f"{failures.total()} differ, {seconds:.1f} s"
+        f"{verdict}: numerics {vectors.about['numerics']}, {launches.total()} launches of "
+        f"{len(launches)} kernels, {failures.total()} differ, {seconds:.1f} s"
     )
     return 1 if failures or not launches else 0
+
+
+PLANTED_OPTIONS = ("--fmad=true", "--ftz=false", "--prec-div=false")
+PLANTED_SOURCE = {
+    "a fused operation done in two": (
+        "return VOX_FMA(a, b, c);",
+        "return a * b + c;",
+    ),
+    "the device's own exp": (
+        "const V magic = F_CONST(V, 0x4B400000u);",
+        "return __expf(x); const V magic = F_CONST(V, 0x4B400000u);",
+    ),
+    "chunks added from the last to the first": (
+        "return is_first ? chunk : f_add(total, chunk);",
+        "return is_first ? chunk : f_sub(f_add(chunk, f_add(total, total)), total);",
+    ),
+    "products rounded as TF32 does": (
+        "{ return a * b; }",
+        "{ return f_from_tf32(a) * f_from_tf32(b); }",
+    ),
+    "rotary halves exchanged": (
+        "rotated(x[first], x[first + args.pairs], cosine, sine)",
+        "rotated(x[first + args.pairs], x[first], cosine, sine)",
+    ),
+}
+"""A text of the source, and the mistake in its place."""
+_TF32 = (
+    "static __device__ float f_from_tf32(float a) "
+    "{ return __int_as_float((__float_as_int(a) + 0x1000) & 0xFFFFE000); }\n"
+)
+
+
+def planted(vectors: Vectors, driver: Driver, compiler: str | None) -> int:
+    """Compile with one mistake after the other; each must make some launch differ."""
+    right, _ = compiled(vectors.source, driver.capability, vectors.options, compiler)
+    missed = 0
+    for option in PLANTED_OPTIONS:
+        options = [o for o in vectors.options if o.split("=")[0] != option.split("=")[0]] + [option]
+        missed += not _is_caught(vectors, driver, option, right, compiler, vectors.source, options)
+    for name, (old, new) in PLANTED_SOURCE.items():
+        if old not in vectors.source:
+            raise NotRunError(f"the source has no {old!r} any more: {name!r} can't be planted")
+        source = vectors.source.replace(old, new)
+        if "f_from_tf32" in new:
+            at = source.index("// --- float ---")
+            source = source[:at] + _TF32 + source[at:]
+        missed += not _is_caught(vectors, driver, name, right, compiler, source, vectors.options)
+    count = len(PLANTED_OPTIONS) + len(PLANTED_SOURCE)
+    print(f"{'FAILED' if missed else 'ALL CAUGHT'}: {count - missed} of {count} planted mistakes show")
+    return 1 if missed else 0
+
+
+def _is_caught(
+    vectors: Vectors,
+    driver: Driver,
+    name: str,
+    right: bytes,
+    compiler: str | None,
+    source: str,
+    options: list[str],
+) -> bool:
+    cubin, _ = compiled(source, driver.capability, options, compiler)
+    found = [item for item in vectors.differing(driver, driver.load(cubin)) if item[2] is not None]
+    code = "the same machine code" if cubin == right else "other machine code"
+    kernels = sorted({kernel for _, kernel, _ in found})
+    print(
+        f"planted, {name}: {code}, {len(found)} launches differ{': ' if kernels else ''}{', '.join(kernels)}"
+    )
+    return bool(found)
 
 
 def main() -> int:
@@ -254,14 +332,15 @@ def main() -> int:
     parser.add_argument("--compiler", choices=("nvrtc", "nvcc"), help="default: NVRTC, else nvcc")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        help="a compiler option in place of the right one, to see the comparison fail: --option=--fmad=true",
+        "--planted",
+        action="store_true",
+        help="compile with one mistake after the other, and see each one caught",
     )
     given = parser.parse_args()
     try:
-        return run(given.vectors, given.device, given.compiler, given.option)
+        vectors, driver = Vectors(given.vectors), Driver(given.device)
+        print(f"device: {driver.about}")
+        return (planted if given.planted else compare)(vectors, driver, given.compiler)
     except (NotRunError, OSError) as problem:
         print(f"error: {problem}\nno kernel was run", file=sys.stderr)
         return 2

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vox_plugin_api import messages as m
+from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
     from vox_plugin_api import train_messages as t
@@ -102,3 +103,7 @@ class Backend(ABC):
     def unload(self, params: m.UnloadParams) -> Reply:
         """Forget the loaded model and free its memory."""
         raise BackendError("not-supported", "this backend cannot unload")
+
+    def conformance(self, params: ConformanceParams) -> Stream:
+        """Yield one `ConformanceResult`: what the lane's operators make of a named case."""
+        raise BackendError("not-supported", "this backend has no operators to show")

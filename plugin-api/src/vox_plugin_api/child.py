@@ -44,11 +44,11 @@ def main(arguments: list[str]) -> int:
 
     channel = FrameChannel(fd)
     try:
-        backend = _shake_hands(channel, arguments[0])
+        backend, refusal = _shake_hands(channel, arguments[0])
     except BackendError as error:
         channel.send(m.Refused(error=error.error))
         return EXIT_REFUSED
-    return RequestLoop(channel, backend).run()
+    return RequestLoop(channel, backend, refusal).run()
 
 
 def _private_descriptor() -> int | None:
@@ -85,12 +85,19 @@ def _die_with_host() -> None:
         os._exit(EXIT_HOST_GONE)
 
 
-def _shake_hands(channel: FrameChannel, plugin_id: str) -> Backend:
+def _shake_hands(channel: FrameChannel, plugin_id: str) -> tuple[Backend, m.WorkerError | None]:
+    """Return the backend, and why it may only be checked, if its self-test failed."""
     hello = _receive_hello(channel)
     plugin = find_plugin(plugin_id)
     protocol = _agree(hello, plugin, plugin_id)
     backend = _load_backend(plugin)
-    _self_test(backend)
+    refusal = None
+    try:
+        _self_test(backend)
+    except BackendError as error:
+        if hello.purpose != "check":
+            raise
+        refusal = error.error
     channel.send(
         m.WorkerHello(
             protocol=protocol,
@@ -104,7 +111,7 @@ def _shake_hands(channel: FrameChannel, plugin_id: str) -> Backend:
             nonce=hello.nonce,
         )
     )
-    return backend
+    return backend, refusal
 
 
 def _receive_hello(channel: FrameChannel) -> m.HostHello:

@@ -79,6 +79,9 @@ class HostHello(Message):
     plugin_id: str
     manifest_digest: Digest
     nonce: str
+    purpose: Literal["serve", "check"] = "serve"
+    """check: a lane that fails its self-test is not refused, so that it can be shown where it differs.
+    It then answers `conformance` and `self_test` and nothing else."""
 
 
 class WorkerHello(Message):
@@ -143,6 +146,9 @@ class LoadModelParams(Message):
     memory_bytes: int | None = None
     """Memory the worker may use for the KV cache; None: the worker's own bound."""
     max_sequences: int = Field(default=64, ge=1)
+    lane_options: dict[str, str] = {}
+    """How the lane shall compute, in words of its own (`isa`: `avx2`): for comparing ways that must
+    give the same bytes. An option it does not know is refused."""
 
 
 class GenerateParams(Message):
@@ -188,6 +194,7 @@ Method = Literal[
     "trace",
     "unload",
     "self_test",
+    "conformance",
     "train_begin",
     "train_step",
     "train_evaluate",

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import Backend, BackendError, Reply, Stream
+from vox_plugin_api.conformance_messages import ConformanceParams
 from vox_plugin_api.framing import (
     AnyToWorker,
     Frame,
@@ -36,6 +37,9 @@ __all__ = ["HEARTBEAT_INTERVAL_S", "RequestLoop", "internal_error"]
 HEARTBEAT_INTERVAL_S = 1.0
 EXIT_HOST_GONE = 10
 EXIT_PROTOCOL_BREACH = 11
+
+_CHECKS = frozenset({"self_test", "conformance"})
+"""What a lane may be asked that failed its self-test."""
 
 
 @dataclass(slots=True)
@@ -58,9 +62,11 @@ class _Running:
 class RequestLoop:
     """Serves one host until it says shutdown or goes away."""
 
-    def __init__(self, channel: FrameChannel, backend: Backend) -> None:
+    def __init__(self, channel: FrameChannel, backend: Backend, refusal: m.WorkerError | None = None) -> None:
+        """Nothing is read yet. With a `refusal` (the self-test's) only checks are answered."""
         self._channel = channel
         self._backend = backend
+        self._refusal = refusal
         self._inbox: queue.SimpleQueue[AnyToWorker] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._progress = 0
@@ -156,7 +162,9 @@ class RequestLoop:
     def _begin(self, request: m.Request) -> None:
         backend = self._backend
         try:
-            if request.method == "self_test":
+            if self._refusal is not None and request.method not in _CHECKS:
+                self._fail(request.id, self._refusal)
+            elif request.method == "self_test":
                 self._answer(request.id, backend.self_test(m.SelfTestParams(**request.params)))
             elif request.method == "unload":
                 self._answer(request.id, backend.unload(m.UnloadParams(**request.params)))
@@ -231,6 +239,7 @@ def _parameters_of(method: m.Method) -> type[m.Message]:
         "generate": m.GenerateParams,
         "evaluate": m.EvaluateParams,
         "trace": m.TraceParams,
+        "conformance": ConformanceParams,
     }
     if method in served:
         return served[method]

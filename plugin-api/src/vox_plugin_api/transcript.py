@@ -24,7 +24,17 @@ __all__ = ["LOCAL_PARAMS", "Exchange", "Transcript"]
 
 log = logging.getLogger(__name__)
 
-LOCAL_PARAMS = frozenset({"model_dir", "threads", "memory_bytes", "resume_dir", "folder", "micro_batch_size"})
+LOCAL_PARAMS = frozenset(
+    {
+        "model_dir",
+        "threads",
+        "memory_bytes",
+        "lane_options",
+        "resume_dir",
+        "folder",
+        "micro_batch_size",
+    }
+)
 """Parameters that say where and with what, never what: `model_digest` names the model."""
 
 

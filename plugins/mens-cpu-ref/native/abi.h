@@ -20,7 +20,7 @@ extern "C" {
 
 // --- the library ---------------------------------------------------------------------------
 VOX_API int vox_abi_version(void);
-// "avx2", "avx512" or "neon"; "" where this machine is below x86-64-v3: no operator may be called.
+// "avx2", "avx512", "neon" or "neon_dot"; "" where this machine is below x86-64-v3: no operator may be called.
 VOX_API const char* vox_isa(void);
 // Choose an instruction set for tests; "" goes back to the best. -1: not on this machine.
 VOX_API int vox_force_isa(const char* name);

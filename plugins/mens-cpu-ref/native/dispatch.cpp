@@ -13,6 +13,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <stdint.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace vox {
@@ -48,6 +50,15 @@ X86 probe_x86() {
   found.avx512 = found.v3 && (b7 & need512) == need512 && (c7 & (1u << 11)) != 0 && (saved & 0xE6) == 0xE6;
   return found;
 }
+#else
+// Armv8.2's integer dot product. What runs macOS on Arm has it.
+bool has_dot() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & (1ul << 20) /* HWCAP_ASIMDDP */) != 0;
+#else
+  return true;
+#endif
+}
 #endif
 
 bool has(Isa isa) {
@@ -55,17 +66,18 @@ bool has(Isa isa) {
   static const X86 machine = probe_x86();
   return (isa == Isa::avx2 && machine.v3) || (isa == Isa::avx512 && machine.avx512);
 #else
-  return isa == Isa::neon;
+  static const bool dot = has_dot();
+  return isa == Isa::neon || (isa == Isa::neon_dot && dot);
 #endif
 }
 
 Isa best() {
-  for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon})
+  for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon_dot, Isa::neon})
     if (has(isa)) return isa;
   return Isa::none;
 }
 
-const char* const kNames[kIsaCount] = {"avx2", "avx512", "neon"};
+const char* const kNames[kIsaCount] = {"avx2", "avx512", "neon", "neon_dot"};
 
 std::atomic<Isa>& chosen() {
   static std::atomic<Isa> isa{best()};

@@ -35,8 +35,8 @@ constexpr int64_t kMostTicketNanoseconds = 40000;
 // Between two steps of a decode lie some hundred microseconds in which tokens are handed out. A thread that
 // slept through them comes late to the next step, by up to a millisecond on a busy machine.
 constexpr int64_t kDefaultSpinMicroseconds = 500;
-// How often a thread that waits for another's ticket looks before it sleeps. Never sched_yield instead: Linux
-// 6.18 makes a thread that yields pay with its place in the queue, and beside other work it then hardly runs.
+// How often a thread that waits for another's ticket looks before it sleeps. It never yields instead: that hands the
+// core to whatever else runs, of lower priority too (docs/log.md).
 constexpr int kSpinsBeforeSleep = 4000;
 // What a thread fetches of its next ticket's memory while it waits; a part of a core's second cache.
 constexpr int64_t kFetchedEarlyBytes = 128 << 10;

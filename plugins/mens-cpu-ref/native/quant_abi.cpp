@@ -9,9 +9,9 @@ namespace {
 
 const vox::PerIsa<vox::QuantKernels> kQuant = {{
 #if defined(VOX_HAS_AVX2)
-    &vox::avx2::quant_kernels, &vox::avx512::quant_kernels, nullptr,
+    &vox::avx2::quant_kernels, &vox::avx512::quant_kernels, nullptr, nullptr,
 #else
-    nullptr, nullptr, &vox::neon::quant_kernels,
+    nullptr, nullptr, &vox::neon::quant_kernels, &vox::neon_dot::quant_kernels,
 #endif
 }};
 

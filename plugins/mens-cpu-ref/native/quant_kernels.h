@@ -19,5 +19,8 @@ namespace avx512 { extern const QuantKernels quant_kernels; }
 #if defined(VOX_HAS_NEON) || defined(VOX_ISA_NEON)
 namespace neon { extern const QuantKernels quant_kernels; }
 #endif
+#if defined(VOX_HAS_NEON_DOT) || defined(VOX_ISA_NEON_DOT)
+namespace neon_dot { extern const QuantKernels quant_kernels; }
+#endif
 
 }  // namespace vox

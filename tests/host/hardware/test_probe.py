@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vox_host import cli
+from vox_host.cli import early_probe
 from vox_host.hardware import probe
 from vox_host.hardware.apple import working_set_limit_bytes
 from vox_host.hardware.budget import device_budget_bytes, main_memory_budget_bytes
@@ -107,3 +109,30 @@ def test_the_metal_working_set_is_below_the_nameplate_unless_the_user_raised_it(
     assert working_set_limit_bytes({}, 128 * GIB) == 96 * GIB
     assert working_set_limit_bytes({"iogpu.wired_limit_mb": "0"}, 128 * GIB) == 96 * GIB
     assert working_set_limit_bytes({"iogpu.wired_limit_mb": "114688"}, 128 * GIB) == 112 * GIB
+
+
+def test_a_probe_that_was_started_before_is_taken_over():
+    child = probe.start_probe(use_nvml=False)
+    machine = probe.probe_machine(child)
+    assert machine.cpu == probe.probe_machine(use_nvml=False).cpu
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begun"),
+    [
+        (["generate", "--model", "absent", "--prompt", "x"], 1),
+        (["generate", "--help"], 0),
+        (["model", "list"], 0),
+    ],
+)
+def test_commands_that_open_a_model_begin_with_the_probe(tmp_path, monkeypatch, capsys, arguments, begun):
+    started = []
+    monkeypatch.setenv("VOX_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        early_probe, "start_probe", lambda: started.append(probe.start_probe()) or started[-1]
+    )
+    cli.run(arguments)
+    assert len(started) == begun
+    assert all(child.returncode is not None for child in started), "the command took it over"
+    assert early_probe.take() is None

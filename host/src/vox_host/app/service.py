@@ -11,13 +11,15 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from vox_host.chat.template import ChatTemplate
 from vox_host.chat.text_stream import TextStream
 from vox_host.errors import ModelError, UsageError, VoxError
 from vox_host.models.tokenizer import PromptTooLong, Tokenizer
 from vox_plugin_api import messages as m
+
+if TYPE_CHECKING:
+    from vox_host.chat.template import ChatTemplate
 
 __all__ = [
     "Answer",

@@ -27,15 +27,17 @@ __all__ = ["main", "run"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("vox_host.cli.doctor", "Show this machine, and which plugin would run on it and why."),
-    "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify and remove plugins."),
+    "plugin": ("vox_host.cli.plugin", "Install, list, show, explain, verify, check and remove plugins."),
     "model": ("vox_host.cli.model", "Import, list, show, verify and remove models."),
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "parity": ("vox_host.cli.parity", "Compare plugins, or ways of one, byte for byte."),
     "demo": ("vox_host.cli.demo", "The main job from end to end, on a small real model."),
 }
 """Command to the module that has it and the line shown in --help."""
 
+_OPEN_A_MODEL = {"generate", "chat", "serve"}
 _SUPPORTED = {"Linux", "Darwin"}
 
 _MAY_BE_EMPTY = {"--prompt", "--system", "--stop"}
@@ -130,6 +132,8 @@ def _build(arguments: Sequence[str]) -> typer.Typer:
     position = _position_of_command(arguments)
     wanted = arguments[position] if position < len(arguments) else None
     if wanted in COMMANDS and _exists(COMMANDS[wanted][0]):
+        if wanted in _OPEN_A_MODEL and "--help" not in arguments:
+            importlib.import_module("vox_host.cli.early_probe").begin()
         importlib.import_module(COMMANDS[wanted][0]).register(app)
     else:
         for name, (module, help_line) in COMMANDS.items():

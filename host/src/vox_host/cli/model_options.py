@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar, get_args
 import typer
 
 from vox_host.app.compose import ModelOptions, OpenModel, open_model
+from vox_host.cli import early_probe
 from vox_host.cli.output import print_progress, print_warning
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
@@ -71,6 +72,9 @@ class RunOptions:
         )
 
 
+_kept: list[OpenModel] = []
+
+
 def with_model(
     settings: Settings,
     options: ModelOptions,
@@ -81,9 +85,11 @@ def with_model(
     """Open the model, run `use` with it, close everything."""
 
     async def run() -> Result:
-        machine = await asyncio.to_thread(probe_machine)
+        machine = await asyncio.to_thread(probe_machine, early_probe.take())
         say = (lambda _: None) if is_quiet else print_progress
         async with open_model(settings, options, machine, progress=say, warn=print_warning) as opened:
+            # The process ends after this; taking a large vocabulary down first would only delay that.
+            _kept.append(opened)
             return await use(opened)
 
     return asyncio.run(run())

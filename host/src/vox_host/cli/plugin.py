@@ -1,4 +1,4 @@
-"""vox-host plugin: install, list, show, explain, verify, remove.
+"""vox-host plugin: install, list, show, explain, verify, check, remove.
 
 All but `install` work with every plugin broken, and none imports a plugin.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.cli.plugin_check import check
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
 from vox_host.receipt import describe_trust
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 plugin_app = typer.Typer(
-    help="Install, list, show, explain, verify and remove plugins.",
+    help="Install, list, show, explain, verify, check and remove plugins.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,6 +35,7 @@ PluginId = Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")]
 
 def register(app: typer.Typer) -> None:
     """Add the group to the root command."""
+    plugin_app.command("check")(check)
     app.add_typer(plugin_app, name="plugin")
 
 
@@ -46,17 +48,24 @@ def list_plugins(json: Json = False) -> None:
     remove_remains(settings.plugins_dir, print_progress)
     candidates = discover(settings.plugins_dir)
     if json:
-        print_json({"plugins": [_summary(c) for c in candidates]})
+        print_json({"plugins": [_summary(c, settings) for c in candidates]})
         return
     if not candidates:
         print_line(f"No plugin is installed in {settings.plugins_dir}.")
         print_line("Install one: vox-host plugin install --path SOURCE")
         return
     rows = [
-        (c.plugin_id, c.version or "-", c.lane or "-", _trust(c), c.problem.detail if c.problem else "ok")
+        (
+            c.plugin_id,
+            c.version or "-",
+            c.lane or "-",
+            _trust(c),
+            _show_verdict(_verdict(c, settings)),
+            c.problem.detail if c.problem else "ok",
+        )
         for c in candidates
     ]
-    print_table(("plugin", "version", "lane", "integrity", "state"), rows)
+    print_table(("plugin", "version", "lane", "integrity", "conformance", "state"), rows)
 
 
 @plugin_app.command()
@@ -64,11 +73,11 @@ def show(plugin: PluginId, json: Json = False) -> None:
     """Show one plugin: where it is, what it can do, what its receipt records."""
     settings = load_settings()
     candidate = _find(settings, plugin)
-    facts = _details(candidate)
+    facts = _details(candidate, settings)
     if json:
         print_json(facts)
         return
-    for name, value in facts.items():
+    for name, value in {**facts, "conformance": _show_verdict(facts["conformance"])}.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         if not isinstance(shown, dict) and shown not in (None, ""):
             print_line(f"{name:<16} {shown}")
@@ -221,7 +230,7 @@ def install(
     )
     for warning in installed.warnings:
         print_warning(warning)
-    facts = _details(_find(settings, installed.receipt.plugin))
+    facts = _details(_find(settings, installed.receipt.plugin), settings)
     if json:
         print_json({**facts, "was_unchanged": installed.was_unchanged})
     else:
@@ -259,10 +268,12 @@ def pack(
 @plugin_app.command()
 def remove(plugin: PluginId, json: Json = False) -> None:
     """Remove an installed plugin, however broken it is."""
+    from vox_host.conformance.record import forget
     from vox_host.installation import remove as run_remove
 
     settings = load_settings()
     run_remove(settings.plugins_dir, plugin, print_progress)
+    forget(settings.plugins_dir, plugin)
     if json:
         print_json({"removed": plugin})
     else:
@@ -328,7 +339,19 @@ def _trust(candidate: Candidate) -> str:
     return candidate.receipt.trust if candidate.receipt else "no receipt"
 
 
-def _summary(candidate: Candidate) -> dict[str, Any]:
+def _verdict(candidate: Candidate, settings: Settings) -> dict[str, Any] | None:
+    from vox_host.conformance.record import describe
+
+    return describe(settings.plugins_dir, candidate.plugin_id, candidate.receipt)
+
+
+def _show_verdict(verdict: dict[str, Any] | None) -> str:
+    if verdict is None:
+        return "not checked"
+    return f"stale: {verdict['stale']}" if verdict["stale"] else str(verdict["verdict"])
+
+
+def _summary(candidate: Candidate, settings: Settings) -> dict[str, Any]:
     problem = candidate.problem
     return {
         "id": candidate.plugin_id,
@@ -338,6 +361,7 @@ def _summary(candidate: Candidate) -> dict[str, Any]:
         "capabilities": candidate.manifest.backend.capabilities if candidate.manifest else [],
         "origin": candidate.origin,
         "integrity": _trust(candidate),
+        "conformance": _verdict(candidate, settings),
         "location": candidate.location,
         "path": str(candidate.tree) if candidate.tree else None,
         "notes": list(candidate.notes),
@@ -352,11 +376,11 @@ def _summary(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _details(candidate: Candidate) -> dict[str, Any]:
+def _details(candidate: Candidate, settings: Settings) -> dict[str, Any]:
     receipt = candidate.receipt
     manifest = candidate.manifest
     return {
-        **_summary(candidate),
+        **_summary(candidate, settings),
         "summary": manifest.plugin.summary if manifest else None,
         "protocol": manifest.plugin.protocol if manifest else None,
         "priority": manifest.priority if manifest else None,

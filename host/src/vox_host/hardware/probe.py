@@ -16,7 +16,7 @@ from vox_host.hardware import apple, linux, nvidia
 from vox_host.hardware.record import Device, Machine, Problem
 from vox_host.hardware.system import System
 
-__all__ = ["PROBE_TIMEOUT_S", "probe_machine", "probe_system"]
+__all__ = ["PROBE_TIMEOUT_S", "probe_machine", "probe_system", "start_probe"]
 
 PROBE_TIMEOUT_S = 15.0
 
@@ -45,29 +45,46 @@ def probe_system(system: System, *, use_nvml: bool = True) -> Machine:
     )
 
 
-def probe_machine(*, timeout_s: float = PROBE_TIMEOUT_S, use_nvml: bool = True) -> Machine:
+def start_probe(*, use_nvml: bool = True) -> subprocess.Popen[bytes]:
+    """Start the child process; `probe_machine` takes it over, now or after other work."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "vox_host.hardware.probe", "nvml" if use_nvml else "no-nvml"]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def probe_machine(
+    started: subprocess.Popen[bytes] | None = None,
+    *,
+    timeout_s: float = PROBE_TIMEOUT_S,
+    use_nvml: bool = True,
+) -> Machine:
     """Return the machine as a child process sees it.
 
     A probe that hangs or crashes costs the devices, not the host: the machine then comes
     without devices and with the problem named.
+
+    Args:
+        started: a child of `start_probe`; None starts one.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "vox_host.hardware.probe", "nvml" if use_nvml else "no-nvml"]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=timeout_s,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _without_devices(f"the hardware probe did not answer within {timeout_s:g} s")
-    if done.returncode != 0:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
-        return _without_devices(f"the hardware probe ended with status {done.returncode}: {last}")
-    return Machine.model_validate_json(done.stdout)
+    with started or start_probe(use_nvml=use_nvml) as child:
+        try:
+            said, complaints = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return _without_devices(f"the hardware probe did not answer within {timeout_s:g} s")
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode != 0:
+        last = (complaints.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
+        return _without_devices(f"the hardware probe ended with status {child.returncode}: {last}")
+    return Machine.model_validate_json(said)
 
 
 def _without_devices(detail: str) -> Machine:

@@ -20,6 +20,7 @@ _BLAME_THE_REQUEST = frozenset(
         "context-too-long",
         "threads-refused",
         "insufficient-memory",
+        "lane-option",
         "invalid-example",
         "adapter-target",
         "adapter-scale",

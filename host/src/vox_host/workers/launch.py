@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["LaunchPlan", "Limits", "worker_environment"]
 
@@ -23,6 +24,8 @@ class LaunchPlan:
     """Where each worker process gets a file for its stdout and stderr."""
     extra_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables this plugin gets besides the allowed ones."""
+    purpose: Literal["serve", "check"] = "serve"
+    """check: started even if it fails its self-test, and then asked for nothing but checks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,6 +178,7 @@ class Worker:
                 plugin_id=self._plan.plugin_id,
                 manifest_digest=self._plan.manifest_digest,
                 nonce=nonce,
+                purpose=self._plan.purpose,
             )
         )
         answered = self._connection.hello

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
+from mens_core.conformance.suite import TRAINING_GROUPS, answer
 from mens_core.kv_plan import DEFAULT_KV_BYTES
 from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
@@ -19,6 +20,7 @@ from mens_core.tracing import trace_forward
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, Stream
+from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
     from mens_core.training import TrainingRun
@@ -130,6 +132,21 @@ class MensBackend(Backend):
     def train_save(self, params: t.TrainSaveParams) -> Stream:
         return self._require_training().save(params)
 
+    def conformance(self, params: ConformanceParams) -> Stream:
+        # No model is needed, and none is touched: the cases bring their own operands.
+        lane = m.LoadModelParams(
+            model_dir="",
+            model_digest="0" * 64,
+            threads=params.threads,
+            lane_options=params.lane_options,
+        )
+
+        def make_ops() -> Ops:
+            ops = self._make_lane(lane)
+            return self._training_lane(ops) if params.group in TRAINING_GROUPS else ops
+
+        yield answer(make_ops, params)
+
     def unload(self, params: m.UnloadParams) -> Reply:
         served = self._require_model()
         if self._training is not None:
@@ -145,7 +162,7 @@ class MensBackend(Backend):
         if isinstance(serving, TrainingOps):
             return serving
         raise BackendError(
-            "not-supported", f"lane {self.info.lane!r} has no operators of training; nothing was begun"
+            "not-supported", f"lane {self.info.lane!r} has no operators of training; nothing was done"
         )
 
     def _require_training(self) -> TrainingRun:

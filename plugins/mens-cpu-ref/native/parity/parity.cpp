@@ -1,6 +1,9 @@
-// Runs every float operator and quantised product as kernel and as reference, compares bytes, and prints
-// one FNV-1a digest of all outputs per line. Two machines agree when their lines do; under an emulator it
-// checks an architecture that no Python is at hand for. Exit status 1 where kernel and reference differ.
+// Runs every operator as kernel and as reference, compares bytes, and prints one FNV-1a digest of all
+// outputs per line. Two machines agree when their lines do; under an emulator it checks an architecture that
+// no Python is at hand for. Exit status 1 where kernel and reference differ.
+//
+//     vox_parity [instruction set]     the best that this machine has, where none is named
+//     vox_parity interval              what this machine does just below 2^-126, where no bits are promised
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -218,6 +221,103 @@ void training() {
   compare("adamw", 3 * 1031, step(vox_adamw), step(ref_adamw));
 }
 
+// Elements of a float weight: any bits but infinities and NaNs, subnormals among them.
+void widen(int32_t format) {
+  std::vector<uint32_t> w(4096);
+  for (auto& v : w) v = word() ^ word() >> 13;
+  if (format == 0) {
+    for (auto& v : w)
+      if ((v & 0x7F800000u) == 0x7F800000u) v ^= 0x40000000u;
+  } else {
+    const uint16_t exponent = format == 1 ? 0x7C00 : 0x7F80;
+    auto* halves = reinterpret_cast<uint16_t*>(w.data());
+    for (size_t i = 0; i < 2 * w.size(); ++i)
+      if ((halves[i] & exponent) == exponent) halves[i] = static_cast<uint16_t>(halves[i] ^ 0x4000);
+  }
+  const int64_t elements = format == 0 ? 4091 : 8187;
+  for (int32_t add_one = 0; add_one < 2; ++add_one) {
+    char name[32];
+    snprintf(name, sizeof name, "widen/%d/%d", format, add_one);
+    COMPARE(name, static_cast<size_t>(elements), widen, format, w.data(), elements, add_one);
+  }
+}
+
+void rope(int64_t heads, int64_t pairs) {
+  std::vector<uint64_t> frequencies;
+  for (int64_t i = 0; i < pairs; ++i) {
+    frequencies.push_back(static_cast<uint64_t>(word()) << 32 | word());
+    frequencies.push_back(0x28be60db9391054aull / static_cast<uint64_t>(1 + 3 * i));
+  }
+  Floats table(static_cast<size_t>(2 * 128 * 2 * pairs));
+  ref_rotary(frequencies.data(), pairs, 0, 1, 0, 128, table.data());
+  ref_rotary(frequencies.data(), pairs, 0, 1, 3 * 128, 128, table.data() + 128 * 2 * pairs);
+  const int32_t slots[4] = {0, -1, -1, 1}, positions[5] = {0, 1, 127, 384, 500};
+  const Floats x = numbers(static_cast<size_t>(5 * heads * 2 * pairs));
+  COMPARE("rope", x.size(), rope, x.data(), 5, heads, pairs, table.data(), slots, 4, positions);
+}
+
+void quantised_rows(int32_t format) {
+  const int64_t rows = 37, columns = 512;
+  std::vector<uint8_t> file(static_cast<size_t>(vox_quant_file_bytes(format, rows, columns)));
+  for (auto& byte : file) byte = static_cast<uint8_t>(word() >> 24);
+  const size_t sizes[6] = {34, 22, 18, 144, 176, 210}, size = sizes[format];
+  // Any scale but an infinity or NaN: of both signs, subnormal, large.
+  for (size_t at = 0; at < file.size(); at += size) {
+    uint8_t* scale = &file[format == 5 ? at + 208 : at];
+    if ((scale[1] & 0x7C) == 0x7C) scale[1] ^= 0x40;
+    if ((format == 3 || format == 4) && (scale[3] & 0x7C) == 0x7C) scale[3] ^= 0x40;
+  }
+  const int32_t ids[4] = {36, 0, 16, 15};
+  const auto side = [&](auto pack, auto packed_bytes, auto take) {
+    return [=, &file](float* out) {
+      std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes(format, rows, columns)) + 64);
+      pack(format, file.data(), rows, columns, packed.data());
+      return take(format, packed.data(), rows, columns, ids, 4, 25.25f, out);
+    };
+  };
+  char name[32];
+  snprintf(name, sizeof name, "quantised rows/%d", format);
+  compare(name, static_cast<size_t>(4 * columns), side(vox_quant_pack, vox_quant_packed_bytes, vox_quant_rows),
+          side(ref_quant_pack, ref_quant_packed_bytes, ref_quant_rows));
+}
+
+void choose() {
+  const int64_t width = 5003;
+  Floats x = numbers(3 * width);
+  for (int64_t i = 0; i < width; ++i) x[static_cast<size_t>(2 * width + i)] = i % 2 == 0 ? 0.0f : -0.0f;
+  x[static_cast<size_t>(width + 700)] = x[static_cast<size_t>(width + 4999)] = 3.0f;
+  std::vector<int32_t> best(3), ref_best(3);
+  report("argmax", best, ref_best, vox_argmax(x.data(), 3, width, best.data()),
+         ref_argmax(x.data(), 3, width, ref_best.data()));
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < width; i += 3) ids.push_back(i);
+  Floats repetition = numbers(ids.size());
+  for (float& r : repetition) r = 0.5f + fabsf(r);
+  const Floats subtract = numbers(ids.size());
+  Floats kernel(x.begin(), x.begin() + width), reference = kernel;
+  const int64_t count = static_cast<int64_t>(ids.size());
+  report("penalise", kernel, reference,
+         vox_penalise(kernel.data(), width, ids.data(), count, repetition.data(), subtract.data()),
+         ref_penalise(reference.data(), width, ids.data(), count, repetition.data(), subtract.data()));
+}
+
+// docs/numerics.md, ground rule 1: a product whose exact value is 2^-126 (1 - 2^-26). No bits are promised.
+int interval() {
+  const float scale[1] = {(1 + 0x1p-13f) * 0x1p-63f};
+  const float weight[1] = {(1 - 0x1p-13f) * 0x1p-63f};
+  float packed[16] = {}, kernel[1], reference[1];
+  const int32_t id = 0;
+  vox_pack(0, weight, 1, 1, packed);
+  vox_embed(0, packed, 1, 1, &id, 1, scale[0], kernel);
+  ref_pack(0, weight, 1, 1, packed);
+  ref_embed(0, packed, 1, 1, &id, 1, scale[0], reference);
+  uint32_t bits[2];
+  memcpy(&bits[0], kernel, 4);
+  memcpy(&bits[1], reference, 4);
+  printf("kernel %08x, reference %08x\n", bits[0], bits[1]);
+  return 0;
+}
+
 void functions() {
   const char* const names[5] = {"exp", "log", "silu", "gelu", "tanh"};
   Floats x;
@@ -237,6 +337,7 @@ void functions() {
 }  // namespace
 
 int main(int, char** argv) {
+  if (argv[1] != nullptr && strcmp(argv[1], "interval") == 0) return interval();
   if (vox_force_isa(argv[1] == nullptr ? "" : argv[1]) != 0 || vox_isa()[0] == '\0') {
     fprintf(stderr, "this instruction set is not here\n");
     return 2;
@@ -251,8 +352,14 @@ int main(int, char** argv) {
   attention(40, 0, 0.0f);
   attention(136, 70, 0.0f);
   attention(64, 0, 20.0f);
+  for (int32_t format = 0; format < 6; ++format) quantised_rows(format);
+  for (int32_t format = 0; format < 3; ++format) widen(format);
+  rope(3, 20);
+  rope(1, 128);
+  choose();
   const Floats a = numbers(9 * 1031), b = numbers(9 * 1031), w = numbers(1031);
   COMPARE("norm", a.size(), norm, a.data(), w.data(), 9, 1, 1031, 1e-6f);
+  COMPARE("norm/heads", size_t{3 * 3 * 1031}, norm, a.data(), w.data(), 3, 3, 1031, 1e-6f);
   COMPARE("add", a.size(), add, a.data(), b.data(), 9, 1031);
   COMPARE("silu_gate", a.size(), silu_gate, a.data(), b.data(), 9, 1031);
   COMPARE("gelu_gate", a.size(), gelu_gate, a.data(), b.data(), 9, 1031);

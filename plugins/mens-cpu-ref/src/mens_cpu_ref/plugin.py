@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from vox_plugin_api.backend import Backend, BackendInfo
+from vox_plugin_api.backend import Backend, BackendError, BackendInfo
+
+if TYPE_CHECKING:
+    from mens_cpu_ref.library import Function, Library
 
 __all__ = ["backend"]
 
 PLUGIN_ID = "mens-cpu-ref"
+REFERENCE = "reference"
+"""Value of the lane option `isa` that stands for the scalar reference."""
 
 
 def backend() -> Backend:
@@ -28,22 +35,25 @@ def backend() -> Backend:
 
     library = load_library()
 
-    def make_lane(threads: int | None) -> Ops:
+    def make_lane(threads: int | None, options: Mapping[str, str]) -> Ops:
+        functions, name = _choose(library, options)
         count = threads or usable_threads()
         library.set_threads(count)
-        return CpuOps(library.kernels, facts={"instruction_set": library.isa(), "threads": count})
+        return CpuOps(functions, facts={"instruction_set": name, "threads": count})
 
     def make_lane_for(params: LoadModelParams) -> Ops:
-        return make_lane(params.threads)
+        return make_lane(params.threads, params.lane_options)
 
     def make_training_lane(serving: Ops) -> TrainingOps:
         # Imported when training begins: a worker that serves binds none of its functions.
-        from mens_cpu_ref.training_lane import CpuTrainingOps
+        from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
 
+        if serving.facts().get("instruction_set") == REFERENCE:
+            return ReferenceTrainingOps()
         return CpuTrainingOps(library, facts=serving.facts())
 
     def test_operators() -> SelfTestResult:
-        return self_test(lambda: make_lane(None))
+        return self_test(lambda: make_lane(None, {}))
 
     info = BackendInfo(
         plugin_id=PLUGIN_ID,
@@ -53,3 +63,27 @@ def backend() -> Backend:
         capabilities=("generate", "evaluate", "trace", "train"),
     )
     return MensBackend(info, make_lane_for, test_operators, make_training_lane=make_training_lane)
+
+
+def _choose(library: Library, options: Mapping[str, str]) -> tuple[Mapping[str, Function], str]:
+    """Return the functions that the lane options ask for, and the name of what runs them.
+
+    The instruction set holds for the whole process, as a worker serves one model.
+
+    Raises:
+        BackendError: `lane-option`, naming the options and values that there are.
+    """
+    wanted = options.get("isa", "")
+    unknown = sorted(options.keys() - {"isa"})
+    try:
+        if unknown:
+            raise ValueError(f"no lane option is called {', '.join(map(repr, unknown))}")
+        library.force_isa("" if wanted == REFERENCE else wanted)
+    except ValueError as problem:
+        raise BackendError(
+            "lane-option",
+            f"{problem}; nothing was loaded",
+            facts={"found": dict(options), "known": {"isa": [REFERENCE, "avx2", "avx512", "neon"]}},
+            remedy="Leave the option out: the lane then takes the best instruction set of this machine.",
+        ) from None
+    return (library.reference, REFERENCE) if wanted == REFERENCE else (library.kernels, library.isa())

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from mens_core.ops import Batch, ServedLayer
 from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
+from mens_cpu_ref.layer_recording import Recording, UnrecordableError, record
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import KvCache
-from mens_cpu_ref.recording import Recording, UnrecordableError, record
 
 __all__ = ["Replayer"]
 

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from mens_core.ops import Format, Ops, StoredTensor, Tensor
 from mens_core.philox import STREAM_VECTORS, philox_words
 
-__all__ = ["Floats", "floats", "put", "stored_float", "weight"]
+__all__ = ["BLOCKS", "Floats", "floats", "put", "stored_float", "weight"]
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 _SEED = 0x766F785F686F7374
 
-_BLOCKS: Mapping[Format, tuple[int, int, tuple[int, ...]]] = MappingProxyType(
+BLOCKS: Mapping[Format, tuple[int, int, tuple[int, ...]]] = MappingProxyType(
     {
         "q8_0": (32, 34, (0,)),
         "q5_0": (32, 22, (0,)),
@@ -86,7 +86,7 @@ def _halves(format_: Format, words: npt.NDArray[np.uint16]) -> npt.NDArray[np.ui
 
 
 def _blocks(format_: Format, sample: int, count: int) -> Bytes:
-    size, length, scales = _BLOCKS[format_]
+    size, length, scales = BLOCKS[format_]
     blocks = count // size
     words = philox_words(_SEED, STREAM_VECTORS, sample, -(-blocks * length // 4)).astype("<u4")
     raw = words.view(np.uint8)[: blocks * length].reshape(blocks, length).copy()

@@ -8,7 +8,8 @@ namespace VOX_ISA {
 
 constexpr int64_t kGroupPanels = kTilePanels > 2 ? kTilePanels : 2;  // panels of one part
 
-// Four of a row's chunks side by side, then folded in order: how one row keeps memory busy.
+// Four of a row's chunks side by side, then folded in order: how one row keeps memory busy. Four streams of
+// a few KiB each are too short for the hardware to fetch ahead, so the next four chunks are asked for here.
 template <class Side>
 static void linear_one_row(const float* x, int64_t inputs, const Side& weight, int64_t panel, float* out) {
   VF total = f_splat(0.0f);
@@ -17,6 +18,8 @@ static void linear_one_row(const float* x, int64_t inputs, const Side& weight, i
     VF p0 = f_splat(0.0f), p1 = p0, p2 = p0, p3 = p0;
     const float* a = x + done;
     for (int64_t k = 0; k < kChunk; ++k) {
+      if (k % Side::kStepsPerLine == 0)
+        for (int64_t j = 4; j < 8; ++j) prefetch_line(weight.at(done + k + j * kChunk, panel));
       p0 = f_fma(f_splat(a[k]), weight.load(done + k, panel), p0);
       p1 = f_fma(f_splat(a[k + kChunk]), weight.load(done + k + kChunk, panel), p1);
       p2 = f_fma(f_splat(a[k + 2 * kChunk]), weight.load(done + k + 2 * kChunk, panel), p2);

@@ -14,8 +14,9 @@ CANON int32_t load_i32(const void* p) {
   __builtin_memcpy(&v, p, 4);
   return v;
 }
-// Asks for a line that will be read soon; never faults, so it may point past the end.
-CANON void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// Asks for a line that will be read soon, into the second cache: in the first it would push out what is read
+// now. Never faults, so it may point past the end.
+CANON void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // body(constant 0), body(constant 1), ...: loops whose index must be known to the compiler.
 template <int I>
@@ -177,7 +178,7 @@ CANON Bytes insert_bits(Bytes b, Bytes plane) {
 }
 CANON FullBytes full_bytes(Bytes b) { VOX_EACH(FullBytes, vreinterpretq_s8_u8(veorq_u8(b.v[i], vdupq_n_u8(0x80)))) }
 CANON int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, int8x16_t a) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(VOX_ISA_NEON_DOT)
   return vdotq_s32(sum, w, a);
 #else
   // |q * a| <= 128 * 127 fits int16; products are widened to int32 before they meet.

@@ -9,10 +9,10 @@
 
 #if defined(VOX_ISA_AVX2) || defined(VOX_ISA_AVX512)
 #include <immintrin.h>
-#elif defined(VOX_ISA_NEON)
+#elif defined(VOX_ISA_NEON) || defined(VOX_ISA_NEON_DOT)
 #include <arm_neon.h>
 #else
-#error "simd.h: define VOX_ISA_AVX2, VOX_ISA_AVX512 or VOX_ISA_NEON"
+#error "simd.h: define VOX_ISA_AVX2, VOX_ISA_AVX512, VOX_ISA_NEON or VOX_ISA_NEON_DOT"
 #endif
 
 namespace vox {

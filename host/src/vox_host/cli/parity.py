@@ -1,0 +1,183 @@
+"""vox-host parity: the same requests on several plugins, compared byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vox_host.cli import model_options as shared
+from vox_host.cli.output import print_json, print_line, print_progress, print_table
+from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
+from vox_host.discovery import discover
+from vox_host.errors import UsageError
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.installed import InstalledModel
+from vox_host.models.tokenizer import Tokenizer
+from vox_host.models.verifying import verify_files
+from vox_host.parity.certificate import certificate, machine_facts, parse_certificate
+from vox_host.parity.compare import Parting, SideResult, first_parting
+from vox_host.parity.requests import REFERENCE_PROMPTS, Asked, parse_prompts, prompts_digest
+from vox_host.parity.run import Job, ask_side, find_candidate, locate
+from vox_host.parity.sides import Side, parse_sides
+from vox_host.resolution import Candidate
+from vox_host.settings import load_settings
+from vox_plugin_api import messages as m
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command("parity", help="Compare plugins, or ways of one, byte for byte.")(parity)
+
+
+def parity(
+    model: shared.Model,
+    plugin: Annotated[
+        list[str],
+        typer.Option(
+            "--plugin",
+            help="ID or ID:NAME=VALUE,... (lane options, like mens-cpu-ref:isa=avx2). Given several times; "
+            "one alone is run twice.",
+        ),
+    ],
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="A file with one prompt a line; default: three of our own."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, max=4096, help="Tokens to generate for each prompt.")
+    ] = 16,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Where chance has a part.")] = 0,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", help="A certificate made elsewhere with the same model and requests."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option("--context-length", min=1, help="Tokens of prompt and answer together.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the certificate to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate.")] = False,
+) -> None:
+    """Compare plugins, or ways of one, byte for byte. Exits with 6 if they differ."""
+    settings = load_settings()
+    if out is not None:
+        refuse_bad_target(out)
+    sides = parse_sides(plugin)
+    if len(sides) == 1 and not against:
+        sides = parse_sides([plugin[0], plugin[0]])
+    candidates = discover(settings.plugins_dir)
+    chosen = [(side, find_candidate(candidates, side.plugin)) for side in sides]
+    found = Catalogue(settings.models_dir).find(model)
+    verify_files(found, lambda *_: None, trust_unchanged=True)
+    asked = _asked(found, prompts, max_tokens, m.SamplingParams(temperature=temperature, seed=seed))
+    digest = prompts_digest(asked)
+    certified = [
+        side
+        for path in against or []
+        for side in parse_certificate(
+            _read(path, "--against"), path.name, model_digest=found.digest, prompts_sha256=digest
+        )
+    ]
+    job = Job(
+        settings=settings,
+        model=found,
+        asked=asked,
+        threads=threads,
+        context_length=context_length,
+        say=print_progress,
+    )
+    results, partings = asyncio.run(_run(job, chosen, certified))
+    facts = certificate(
+        model=found.name,
+        model_digest=found.digest,
+        prompts_sha256=digest,
+        sides=results,
+        partings=partings,
+        machine=machine_facts(),
+    )
+    if out is not None:
+        write_report(out, facts)
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts, results, partings)
+    if facts["verdict"] == "failed" or (facts["verdict"] == "same tokens" and _promise_bits(results)):
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+async def _run(
+    job: Job, chosen: Sequence[tuple[Side, Candidate]], certified: Sequence[SideResult]
+) -> tuple[list[SideResult], list[Parting]]:
+    results = [await ask_side(job, side, candidate) for side, candidate in chosen]
+    partings: list[Parting] = []
+    for place, result in enumerate([*results, *certified]):
+        parting = first_parting(results[0], result)
+        if parting is None:
+            continue
+        if place < len(chosen):
+            answers = {answer.number: answer.token_ids for answer in results[0].answers}
+            answer = answers.get(parting.request, ())
+            parting = await locate(job, parting, chosen[0], chosen[place], answer)
+        partings.append(parting)
+    return [*results, *certified], partings
+
+
+def _asked(
+    model: InstalledModel, prompts: Path | None, max_tokens: int, sampling: m.SamplingParams
+) -> list[Asked]:
+    texts: Sequence[str] = REFERENCE_PROMPTS
+    if prompts is not None:
+        texts = parse_prompts(_read(prompts, "--prompts"), prompts.name)
+    tokenizer = Tokenizer.load(model.path)
+    stops = tuple(sorted(tokenizer.eos_ids))
+    return [
+        Asked(number, tuple(tokenizer.encode(text)), max_tokens, sampling, stops)
+        for number, text in enumerate(texts, start=1)
+    ]
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise UsageError(
+            "file-unreadable", f"{option} {path}: {problem.strerror}; nothing was started"
+        ) from None
+
+
+def _promise_bits(results: Sequence[SideResult]) -> bool:
+    return all(result.numerics == "canonical" for result in results)
+
+
+def _print(facts: dict[str, Any], results: Sequence[SideResult], partings: Sequence[Parting]) -> None:
+    rows = [
+        (
+            result.label,
+            str(answer.number),
+            answer.logits_digest[:16],
+            str(len(answer.token_ids)),
+            answer.answer_sha256[:16],
+        )
+        for result in results
+        for answer in result.answers
+    ]
+    print_table(("side", "request", "logits", "tokens", "answer"), rows)
+    for result in results:
+        print_line(f"{result.label}: transcript sha256:{result.transcript_sha256}")
+    for parting in partings:
+        print_line(f"{parting.side} differs from {parting.against}: {parting}")
+    print_line(
+        f"{facts['verdict']}: {len(results)} sides, {facts['requests']} requests, "
+        f"model sha256:{facts['model_digest']}, prompts sha256:{facts['prompts_digest']}"
+    )

@@ -1,0 +1,125 @@
+"""vox-host plugin check: run the conformance suite on an installed plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vox_host.cli.lane_options import parse_lane_options
+from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.discovery import discover
+from vox_host.errors import UsageError
+from vox_host.settings import load_settings
+
+if TYPE_CHECKING:
+    from vox_host.conformance.verdict import CaseResult, Report
+
+__all__ = ["EXIT_GATE_FAILED", "check", "write_report"]
+
+EXIT_GATE_FAILED = 6
+
+
+def check(
+    plugin: Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Run this group alone; may be given several times.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the report, as JSON, to this file.")
+    ] = None,
+    lane_option: Annotated[
+        list[str] | None,
+        typer.Option("--lane-option", help="How the lane shall compute, like isa=avx2; nothing is stored."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prove a plugin: its operators, whole models, answers, life and bytes. Exits with 6 if it fails."""
+    from vox_host.conformance.record import store_verdict
+    from vox_host.conformance.session import Target
+    from vox_host.conformance.suite import check as run_check
+
+    settings = load_settings()
+    if out is not None:
+        refuse_bad_target(out)
+    options = parse_lane_options(lane_option or [])
+    candidates = {c.plugin_id: c for c in discover(settings.plugins_dir)}
+    if plugin not in candidates:
+        raise UsageError(
+            "plugin-not-found",
+            f'no plugin "{plugin}" was found; nothing was started',
+            facts=[("found", ", ".join(candidates) or "no plugin at all")],
+            remedy="vox-host plugin list",
+        )
+    target = Target(settings=settings, candidate=candidates[plugin], lane_options=options, threads=threads)
+    report = asyncio.run(run_check(target, only=only or [], say=print_progress))
+    stored = store_verdict(settings.plugins_dir, report)
+    if out is not None:
+        write_report(out, report.as_dict())
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+    if stored is None and report.is_complete:
+        print_warning(
+            f"{plugin} has no receipt, so the verdict was not stored: it would be about no known bytes"
+        )
+    if report.verdict == "failed":
+        raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def refuse_bad_target(path: Path) -> None:
+    """Refuse a file that can't be written, before minutes of work.
+
+    Raises:
+        UsageError: its folder does not exist, or it is no file.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageError("out-folder", f"--out {path}: the folder does not exist; nothing was started")
+    if path.exists() and not path.is_file():
+        raise UsageError("out-folder", f"--out {path}: this is no file; nothing was started")
+
+
+def write_report(path: Path, facts: dict[str, object]) -> None:
+    """Write facts as JSON, in one step."""
+    from vox_host.stat_cache import write_aside
+
+    write_aside(path.absolute(), json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _print(report: Report) -> None:
+    rows = [
+        (
+            group.name,
+            group.verdict or ("skipped" if group.skipped else "passed"),
+            str(group.run),
+            str(group.failed),
+            group.skipped or _first_failure(group.cases),
+        )
+        for group in report.groups
+    ]
+    print_table(("group", "verdict", "cases", "failed", ""), rows)
+    for group in report.groups:
+        for case in group.cases:
+            if case.is_skipped:
+                print_line(f"skipped: {group.name}, {case.name}: {case.detail}")
+    if report.tolerance:
+        print_line(f"tolerance: {report.tolerance}")
+    digest = f"tree sha256:{report.plugin_tree_digest}" if report.plugin_tree_digest else "no receipt"
+    print_line(
+        f"{report.plugin} {report.plugin_version}, numerics {report.numerics_version}: {report.verdict} "
+        f"({report.cases} cases, {report.failed} failed; {digest})"
+    )
+    if report.first_difference is not None:
+        first = report.first_difference
+        print_line(f"first difference: {first.group} {first.case}: {first}")
+
+
+def _first_failure(cases: tuple[CaseResult, ...]) -> str:
+    return next((f"{case.name}: {case.detail}" for case in cases if case.is_failed), "")

@@ -1,0 +1,22 @@
+"""Loss, gradients of parameters, adapters, dropout and the optimizer's step, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from vox_host.conformance.groups.operators import run_group
+from vox_host.conformance.session import Session
+from vox_host.conformance.verdict import CaseResult
+
+__all__ = ["run"]
+
+
+async def run(session: Session) -> AsyncIterator[CaseResult]:
+    """Yield one result per recorded case.
+
+    Raises:
+        NotOfferedError: the plugin does not train, promises no bits, or shows no operators.
+    """
+    session.require("train")
+    async for result in run_group(session, "updates"):
+        yield result

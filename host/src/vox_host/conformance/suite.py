@@ -1,0 +1,107 @@
+"""Run the groups on one plugin, one after the other, and add up what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vox_host.conformance.expected import load_models, suite_digest
+from vox_host.conformance.grading import TOLERANCE
+from vox_host.conformance.groups import GROUPS, Group
+from vox_host.conformance.session import NotOfferedError, Session, Target
+from vox_host.conformance.verdict import CaseResult, GroupResult, Report
+from vox_host.errors import IntegrityError, UsageError, VoxError
+from vox_host.integrity import verify_installation
+
+__all__ = ["check", "known_groups"]
+
+
+def known_groups() -> tuple[str, ...]:
+    """Return the names of all groups, in the order in which they run."""
+    return tuple(GROUPS)
+
+
+async def check(
+    target: Target, *, only: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Run the groups named in `only`, or all of them.
+
+    Raises:
+        UsageError: there is no such group.
+        IntegrityError: the plugin's bytes are not those of its receipt; nothing was started.
+        VoxError: the plugin can't be started at all.
+    """
+    unknown = [name for name in only if name not in GROUPS]
+    if unknown:
+        raise UsageError(
+            "usage",
+            f"--only knows no group {', '.join(unknown)}; nothing was started",
+            facts=[("groups", ", ".join(GROUPS))],
+        )
+    candidate = target.candidate
+    if candidate.receipt is not None:
+        # Every byte before, and again as the last group: what is graded is what was installed.
+        await asyncio.to_thread(
+            verify_installation, candidate.receipt, target.settings.plugins_dir, full=True
+        )
+    started = time.monotonic()
+    groups: list[GroupResult] = []
+    with tempfile.TemporaryDirectory(prefix="vox-check-") as folder:
+        session = Session(target, Path(folder), say)
+        await _try_start(session)
+        for name, group in GROUPS.items():
+            if not only or name in only:
+                groups.append(await _run_group(session, name, group, was_asked_for=name in only))
+    return Report(
+        plugin=candidate.plugin_id,
+        plugin_version=candidate.version or "",
+        lane=candidate.lane or "",
+        plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
+        numerics=tuple(candidate.manifest.backend.numerics) if candidate.manifest else (),
+        numerics_version=int(load_models()[0]["numerics_version"]),
+        suite_digest=suite_digest(),
+        groups=tuple(groups),
+        is_complete=not only and not target.lane_options,
+        tolerance="" if session.is_canonical else TOLERANCE,
+        observation={"seconds": round(time.monotonic() - started, 1)},
+    )
+
+
+async def _try_start(session: Session) -> None:
+    """Learn whether the lane serves; one that fails its self-test is still shown where it differs."""
+    try:
+        async with session.worker():
+            pass
+    except VoxError as error:
+        if error.code != "self-test-failed":
+            raise
+        session.self_test_failure = error
+
+
+async def _run_group(session: Session, name: str, group: Group, *, was_asked_for: bool) -> GroupResult:
+    session.say(f"{name}: {group.title}")
+    cases: list[CaseResult] = []
+    skipped: str | None = None
+    failure = session.self_test_failure
+    if failure is not None and group.needs_service:
+        why = f"the worker serves nothing: {failure.message}"
+        return GroupResult(name=name, skipped=why, was_asked_for=was_asked_for)
+    try:
+        async for result in group.run(session):
+            cases.append(result)
+            if result.is_failed:
+                session.say(f"  FAILED {result.name}: {result.detail}")
+    except NotOfferedError as reason:
+        skipped = str(reason)
+        session.say(f"  skipped: {reason}")
+    except IntegrityError:
+        raise
+    except (VoxError, TimeoutError) as error:
+        detail = f"{error.code}: {error.message}" if isinstance(error, VoxError) else "no answer in time"
+        cases.append(CaseResult(name="worker", grade="failed", detail=detail))
+    if failure is not None and not group.needs_service and name == "operators":
+        cases.append(CaseResult(name="self-test", grade="failed", detail=failure.message))
+    return GroupResult(name=name, cases=tuple(cases), skipped=skipped, was_asked_for=was_asked_for)

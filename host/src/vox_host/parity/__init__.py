@@ -1,0 +1,5 @@
+"""The same requests on several plugins, or several ways of one: are the bytes equal, and if not, from where?
+
+`sides` says what is compared, `requests` what is asked, `run` asks, `compare` finds the first
+difference, `certificate` is what is kept. The table and the file are the command line's.
+"""

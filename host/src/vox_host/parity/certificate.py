@@ -1,0 +1,100 @@
+"""What is kept of a comparison: who, what, which bytes, and what came of it (pure)."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vox_host.errors import UsageError
+from vox_host.parity.compare import Answered, Parting, SideResult
+
+__all__ = ["certificate", "machine_facts", "parse_certificate"]
+
+_VERSION = 1
+
+
+def certificate(
+    *,
+    model: str,
+    model_digest: str,
+    prompts_sha256: str,
+    sides: Sequence[SideResult],
+    partings: Sequence[Parting],
+    machine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the certificate. Nothing in `observation` is compared, now or later."""
+    return {
+        "certificate": _VERSION,
+        "verdict": verdict(sides, partings),
+        "model": model,
+        "model_digest": model_digest,
+        "prompts_digest": prompts_sha256,
+        "requests": max((len(side.answers) for side in sides), default=0),
+        "numerics": sorted({f"{side.numerics} {side.numerics_version}" for side in sides}),
+        "sides": [side.as_dict() for side in sides],
+        "differences": [parting.as_dict() for parting in partings],
+        "observation": {
+            "machine": dict(machine),
+            "sides": {side.label: dict(side.observation) for side in sides},
+        },
+    }
+
+
+def verdict(sides: Sequence[SideResult], partings: Sequence[Parting]) -> str:
+    """Return *bitwise*, *same tokens* or *failed*; of nothing compared, *failed*."""
+    if len(sides) < 2 or not all(side.answers for side in sides):
+        return "failed"
+    if not partings:
+        return "bitwise"
+    tokens = {tuple(answer.token_ids for answer in side.answers) for side in sides}
+    return "same tokens" if len(tokens) == 1 else "failed"
+
+
+def parse_certificate(data: bytes, name: str, *, model_digest: str, prompts_sha256: str) -> list[SideResult]:
+    """Return the sides of a certificate from elsewhere, to be compared by their hashes.
+
+    Raises:
+        UsageError: it is no certificate, or one of another model or of other requests.
+    """
+    try:
+        facts = json.loads(data)
+        if facts["certificate"] != _VERSION:
+            raise ValueError(f"a certificate of version {facts['certificate']}, not {_VERSION}")
+        sides = [
+            SideResult(
+                label=f"{side['label']} ({name})",
+                plugin=side["plugin"],
+                plugin_version=side["plugin_version"],
+                plugin_tree_digest=side["plugin_tree_digest"],
+                lane=side["lane"],
+                lane_options=side["lane_options"],
+                numerics=side["numerics"],
+                numerics_version=side["numerics_version"],
+                answers=tuple(Answered.parse(answer) for answer in side["answers"]),
+                transcript=None,
+                transcript_sha256=side["transcript_sha256"],
+            )
+            for side in facts["sides"]
+        ]
+        found = {"model": facts["model_digest"], "prompts": facts["prompts_digest"]}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise UsageError(
+            "certificate-invalid",
+            f"--against {name}: this is no certificate of `vox-host parity` ({problem!r})",
+        ) from None
+    for what, wanted in (("model", model_digest), ("prompts", prompts_sha256)):
+        if found[what] != wanted:
+            raise UsageError(
+                "certificate-of-another",
+                f"--against {name}: it is about another {what}; nothing was started",
+                facts=[("expected", f"sha256:{wanted}"), ("found", f"sha256:{found[what]}")],
+                remedy="Make it with the same model, prompts and options.",
+            )
+    return sides
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what this machine says of itself: an observation."""
+    return {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}

@@ -1,0 +1,73 @@
+"""What is asked of every side: the prompts, as token ids, and how they are to be continued (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vox_host.errors import UsageError
+from vox_plugin_api import messages as m
+
+__all__ = ["REFERENCE_PROMPTS", "Asked", "parse_prompts", "prompts_digest"]
+
+REFERENCE_PROMPTS = (
+    "The quick brown fox jumps over the lazy dog. Then",
+    "In 1687, Isaac Newton published the",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+)
+"""Asked where no file of prompts is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: the prompt is scored and continued."""
+
+    number: int
+    """From 1."""
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: m.SamplingParams
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def evaluate(self) -> m.EvaluateParams:
+        return m.EvaluateParams(sequences=[list(self.token_ids)], logits_digest=True)
+
+    @property
+    def generate(self) -> m.GenerateParams:
+        return m.GenerateParams(
+            token_ids=list(self.token_ids),
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop_token_ids=list(self.stop_token_ids),
+            logprobs=1,
+        )
+
+
+def parse_prompts(data: bytes, name: str) -> list[str]:
+    """Return the prompts of a file: one a line, blank lines left out.
+
+    Raises:
+        UsageError: it is no UTF-8, or holds no prompt.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise UsageError(
+            "prompt-encoding", f"--prompts {name}: not UTF-8 (byte {problem.start}); nothing was started"
+        ) from None
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise UsageError("prompt-empty", f"--prompts {name}: there is no prompt in it; nothing was started")
+    return prompts
+
+
+def prompts_digest(asked: Sequence[Asked]) -> str:
+    """Return the SHA-256 of everything that is asked: token ids and how they are continued."""
+    facts: list[dict[str, Any]] = [
+        {"evaluate": one.evaluate.model_dump(mode="json"), "generate": one.generate.model_dump(mode="json")}
+        for one in asked
+    ]
+    return hashlib.sha256(m.canonical_json({"requests": facts})).hexdigest()

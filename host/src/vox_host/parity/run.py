@@ -1,0 +1,189 @@
+"""Ask one side after the other, each in a worker of its own, and follow a difference to its operator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vox_host.conformance.compare import first_difference
+from vox_host.errors import PluginError, UsageError, WorkerFailedError
+from vox_host.launch import plan_launch
+from vox_host.models.installed import InstalledModel
+from vox_host.parity.compare import Answered, Parting, SideResult
+from vox_host.parity.requests import Asked
+from vox_host.parity.sides import Side
+from vox_host.resolution import Candidate
+from vox_host.settings import Settings
+from vox_host.workers import Limits, Worker
+from vox_plugin_api import messages as m
+from vox_plugin_api.transcript import Transcript
+
+__all__ = ["Job", "ask_side", "find_candidate", "locate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What does not differ between the sides."""
+
+    settings: Settings
+    model: InstalledModel
+    asked: Sequence[Asked]
+    threads: int | None = None
+    context_length: int | None = None
+    say: Callable[[str], None] = lambda _: None
+
+
+async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
+    """Return all answers of one side.
+
+    Raises:
+        VoxError: the plugin can't be started, can't load the model, or fails a request.
+    """
+    manifest = candidate.manifest
+    for capability in ("generate", "evaluate"):
+        if manifest is None or capability not in manifest.backend.capabilities:
+            raise PluginError(
+                "capability-missing",
+                f'plugin "{candidate.plugin_id}" has no capability {capability!r}, which parity needs; '
+                "nothing was started",
+            )
+    job.say(f"{side.label}: {len(job.asked)} requests")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="vox-parity-") as folder:
+        path = Path(folder) / "transcript"
+        with Transcript(path) as transcript:
+            async with _loaded(job, side, candidate, transcript) as (worker, load, facts):
+                answers = [await _ask(worker, asked) for asked in job.asked]
+        recorded = path.read_bytes()
+    return SideResult(
+        label=side.label,
+        plugin=candidate.plugin_id,
+        plugin_version=candidate.version or "",
+        plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
+        lane=candidate.lane or "",
+        lane_options=side.lane_options,
+        numerics=load.numerics,
+        numerics_version=load.numerics_version,
+        answers=tuple(answers),
+        transcript=recorded,
+        transcript_sha256=hashlib.sha256(recorded).hexdigest(),
+        observation={"seconds": round(time.monotonic() - started, 1), "load": facts},
+    )
+
+
+@contextlib.asynccontextmanager
+async def _loaded(
+    job: Job, side: Side, candidate: Candidate, transcript: Transcript | None
+) -> AsyncGenerator[tuple[Worker, m.LoadResult, object], None]:
+    settings = job.settings
+    plan = await asyncio.to_thread(
+        plan_launch, candidate, plugins_dir=settings.plugins_dir, log_dir=settings.log_dir
+    )
+    worker = await Worker.start(plan, Limits(), transcript)
+    try:
+        offered = candidate.manifest.backend.numerics if candidate.manifest else []
+        params = m.LoadModelParams(
+            model_dir=str(job.model.path),
+            model_digest=job.model.digest,
+            context_length=job.context_length,
+            numerics="canonical" if "canonical" in offered or not offered else offered[0],
+            threads=job.threads,
+            lane_options=dict(side.lane_options),
+        )
+        event = await worker.call("load_model", params)
+        yield worker, m.LoadResult.model_validate(event.result), event.observation
+    finally:
+        await worker.stop()
+
+
+async def _ask(worker: Worker, asked: Asked) -> Answered:
+    scored = m.EvaluateResult.model_validate((await worker.call("evaluate", asked.evaluate)).result)
+    if scored.logits_digest is None:
+        raise WorkerFailedError("incomplete-answer", "the worker gave no digest of its logits")
+    tokens: list[int] = []
+    digest = hashlib.sha256()
+    async with contextlib.aclosing(worker.stream("generate", asked.generate)) as events:
+        async for event in events:
+            if event.result is not None:
+                digest.update(m.canonical_json(event.result) + b"\n")
+                result = m.GenerateResult.model_validate(event.result)
+                tokens += [token.token_id for token in result.tokens]
+    return Answered(asked.number, scored.logits_digest, tuple(tokens), digest.hexdigest())
+
+
+async def locate(
+    job: Job,
+    parting: Parting,
+    first: tuple[Side, Candidate],
+    other: tuple[Side, Candidate],
+    answer: Sequence[int],
+) -> Parting:
+    """Trace the request in which two sides part, and name the first operator that differs.
+
+    Args:
+        answer: the first side's tokens; those before the parting are part of the trace.
+    """
+    for _, candidate in (first, other):
+        if candidate.manifest is None or "trace" not in candidate.manifest.backend.capabilities:
+            return parting
+    asked = next(one for one in job.asked if one.number == parting.request)
+    kept = (
+        answer if parting.position is None and parting.what == "answer" else answer[: parting.position or 0]
+    )
+    tokens = [*asked.token_ids, *kept]
+    job.say(f"tracing request {parting.request} on both sides ({len(tokens)} tokens)")
+    params = m.TraceParams(token_ids=tokens)
+    traces = []
+    for side, candidate in (first, other):
+        async with _loaded(job, side, candidate, None) as (worker, _, _):
+            event = await worker.call("trace", params)
+            traces.append(m.TraceResult.model_validate(event.result).operators)
+    for a, b in zip(*traces, strict=False):
+        if a != b:
+            return await _element(job, parting, first, other, tokens, a)
+    return parting
+
+
+async def _element(
+    job: Job,
+    parting: Parting,
+    first: tuple[Side, Candidate],
+    other: tuple[Side, Candidate],
+    tokens: list[int],
+    operator: m.OperatorDigest,
+) -> Parting:
+    payloads = []
+    for side, candidate in (first, other):
+        async with _loaded(job, side, candidate, None) as (worker, _, _):
+            event = await worker.call("trace", m.TraceParams(token_ids=tokens, slices=[operator.name]))
+            payloads.append(event.payloads[0])
+    found = first_difference(
+        payloads[0], payloads[1], dtype="f32", shape=operator.shape, operator=operator.operator
+    )
+    named = replace(parting, operator=operator.operator, name=operator.name)
+    if found is None:
+        return named
+    return replace(named, element=found.element, expected=found.expected, found=found.found)
+
+
+def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
+    """Return the plugin called `plugin`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for candidate in candidates:
+        if candidate.plugin_id == plugin:
+            return candidate
+    raise UsageError(
+        "plugin-not-found",
+        f'no plugin "{plugin}" was found; nothing was started',
+        facts=[("found", ", ".join(c.plugin_id for c in candidates) or "no plugin at all")],
+        remedy="vox-host plugin list",
+    )

@@ -1,0 +1,321 @@
+"""`vox-host plugin check` as a user runs it: real workers, right lanes and broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fixtures.installed_lane import CPU_LANE, InstalledLane, install_lane
+from lanes.every_lane import make_lane
+from mens_core.conformance.planted import PLANTED
+from vox_host.conformance import raw_peer
+from vox_host.conformance.groups import lifecycle
+from vox_host.conformance.record import read_verdict, verdict_path
+from vox_host.conformance.session import Session, Target, case
+from vox_host.conformance.suite import known_groups
+from vox_host.discovery import discover
+from vox_host.settings import load_settings
+
+RIGHT = "CpuOps(library.kernels)"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _native(request):
+    make_lane("mens-cpu-ref", request.config)
+
+
+def cpu_lane(
+    home: Path, wrapped: str = RIGHT, imports: str = "", numerics: str = '"canonical"'
+) -> InstalledLane:
+    code = imports + CPU_LANE.format(wrapped=wrapped, plugin_id="vox-lane", numerics=numerics)
+    return install_lane(home, "vox-lane", code, numerics=numerics)
+
+
+def check(lane: InstalledLane, *arguments: str, status: int) -> dict:
+    done = lane.run("plugin", "check", lane.plugin_id, "--json", *arguments)
+    assert done.returncode == status, f"{done.stderr}\n{done.stdout}"
+    return json.loads(done.stdout)
+
+
+# --- a right lane --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A right lane, and its whole check."""
+    folder = tmp_path_factory.mktemp("whole")
+    lane = cpu_lane(folder / "home")
+    facts = check(lane, "--out", str(folder / "report.json"), status=0)
+    assert json.loads((folder / "report.json").read_text()) == facts
+    return lane, facts
+
+
+def test_a_right_lane_is_bitwise(whole):
+    lane, facts = whole
+    assert facts["verdict"] == "bitwise"
+    assert (facts["failed"], facts["first_difference"]) == (0, None)
+    # A lane that only serves, and says so.
+    assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates"]
+    assert [group["name"] for group in facts["groups"]] == list(known_groups())
+    assert all(group["cases"] > 0 or group["skipped_because"] for group in facts["groups"])
+    assert facts["cases"] == sum(group["cases"] for group in facts["groups"]) > 150
+    receipt = json.loads((lane.home / "plugins/vox-lane.json").read_text())
+    assert facts["plugin_tree_digest"] == receipt["tree_digest"]
+
+
+def test_the_verdict_is_stored_and_shown(whole):
+    lane, facts = whole
+    listed = json.loads(lane.run("plugin", "list", "--json").stdout)["plugins"][0]["conformance"]
+    assert (listed["verdict"], listed["cases"], listed["stale"]) == ("bitwise", facts["cases"], None)
+    assert listed["plugin_tree_digest"] == facts["plugin_tree_digest"]
+    assert "bitwise" in lane.run("plugin", "list").stdout
+    assert "conformance      bitwise" in lane.run("plugin", "show", "vox-lane").stdout
+
+
+def test_a_part_is_no_verdict_about_the_plugin(whole):
+    lane, _ = whole
+    before = verdict_path(lane.home / "plugins", "vox-lane").read_bytes()
+    facts = check(lane, "--only", "integrity", status=0)
+    assert (facts["verdict"], facts["is_complete"], len(facts["groups"])) == ("passed", False, 1)
+    assert verdict_path(lane.home / "plugins", "vox-lane").read_bytes() == before
+
+
+def test_a_verdict_of_another_tree_another_suite_or_numerics_is_stale(whole):
+    lane, _ = whole
+    plugins = lane.home / "plugins"
+    path = verdict_path(plugins, "vox-lane")
+    kept, code = path.read_bytes(), lane.module.read_text()
+    try:
+        for field, value in (("numerics_version", 0), ("suite_digest", "0" * 64)):
+            path.write_text(json.dumps({**json.loads(kept), field: value}))
+            assert "stale" in lane.run("plugin", "list").stdout
+        path.write_bytes(kept)
+        lane.module.write_text(code + "\n# one comment more\n")
+        lane.write_receipt()
+        assert "stale: the installed tree is another one" in lane.run("plugin", "list").stdout
+    finally:
+        path.write_bytes(kept)
+        lane.module.write_text(code)
+        lane.write_receipt()
+    assert "stale" not in lane.run("plugin", "list").stdout
+
+
+def test_changed_bytes_are_not_checked(whole):
+    lane, _ = whole
+    code = lane.module.read_text()
+    try:
+        lane.module.write_text(code + "\n# changed after installation\n")
+        done = lane.run("plugin", "check", "vox-lane", "--json")
+        assert done.returncode == 4
+        assert json.loads(done.stdout)["error"]["code"] == "integrity-mismatch"
+    finally:
+        lane.module.write_text(code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("vox-lane", "--only", "nonsense"), "operators, forward"),
+        (("no-such-plugin",), "vox-lane"),
+        (("vox-lane", "--lane-option", "isa"), "NAME=VALUE"),
+        (("vox-lane", "--out", "/no/such/folder/report.json"), "does not exist"),
+    ],
+)
+def test_what_was_asked_wrongly_starts_nothing(whole, arguments, said):
+    lane, _ = whole
+    done = lane.run("plugin", "check", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- broken lanes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - {"wrong-gradient"}))
+def test_each_planted_mistake_is_caught_and_its_operator_named(name, tmp_path):
+    lane = cpu_lane(
+        tmp_path / "home",
+        f"PLANTED[{name!r}].plant({RIGHT})",
+        "from mens_core.conformance.planted import PLANTED\n",
+    )
+    facts = check(lane, "--only", "operators", "--only", "forward", status=6)
+    first = facts["first_difference"]
+    assert facts["verdict"] == "failed"
+    assert first["operator"] == PLANTED[name].operator
+    assert first["expected"] != first["found"]
+    if first["group"] == "operators":
+        assert first["element"] is not None
+        assert len(first["expected"]) == len(first["found"]) == 8
+
+
+@pytest.mark.parametrize(("wrapped", "status"), [("{}", 0), ("PLANTED['wrong-gradient'].plant({})", 6)])
+def test_a_right_forward_with_a_wrong_gradient_is_caught(wrapped, status, tmp_path):
+    imports = (
+        "from mens_core.conformance.planted import PLANTED\n"
+        "from mens_cpu_ref.training_lane import CpuTrainingOps\n"
+    )
+    wrapped = wrapped.format("CpuTrainingOps(library)")
+    code = imports + CPU_LANE.format(wrapped=wrapped, plugin_id="vox-lane", numerics='"canonical"')
+    code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "train")')
+    capabilities = '"generate", "evaluate", "trace", "train"'
+    lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
+    facts = check(lane, "--only", "operators", "--only", "backward", "--only", "updates", status=status)
+    assert facts["groups"][0]["verdict"] == "bitwise"
+    if status:
+        assert facts["first_difference"]["operator"] == "rms_norm_backward"
+
+
+def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):
+    lane = cpu_lane(
+        tmp_path / "home",
+        f"PLANTED['neighbour-race'].plant({RIGHT})",
+        "from mens_core.conformance.planted import PLANTED\n",
+    )
+    facts = check(lane, "--only", "generation", status=6)
+    failed = {r["name"] for r in facts["groups"][0]["results"] if r["status"] == "failed"}
+    assert failed and all("company" in name or "two at a time" in name for name in failed)
+
+
+def test_an_operator_that_raises_is_a_failure_and_the_rest_is_run(tmp_path):
+    imports = (
+        "from mens_cpu_ref.lane import CpuOps as Whole\n"
+        "class Broken(Whole):\n"
+        "    def softcap(self, x, cap, *, name):\n"
+        "        raise OSError('no such instruction')\n"
+    )
+    facts = check(
+        cpu_lane(tmp_path / "home", "Broken(library.kernels)", imports), "--only", "operators", status=6
+    )
+    failed = {r["name"]: r["detail"] for r in facts["groups"][0]["results"] if r["status"] == "failed"}
+    assert set(failed) == {"softcap", "softcap/edges", "self-test"}
+    assert "no such instruction" in failed["softcap"]
+
+
+def test_a_lane_that_dies_on_an_operator_is_a_failure(tmp_path):
+    imports = (
+        "import os, signal\n"
+        "from mens_cpu_ref.lane import CpuOps as Whole\n"
+        "class Deadly(Whole):\n"
+        "    def linear(self, x, weight, *, name):\n"
+        "        if name == 'tail':\n"
+        "            os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "        return super().linear(x, weight, name=name)\n"
+    )
+    facts = check(
+        cpu_lane(tmp_path / "home", "Deadly(library.kernels)", imports), "--only", "operators", status=6
+    )
+    last = facts["groups"][0]["results"][-2:]
+    assert last[0]["name"].endswith("/tails") and "worker-died" in last[0]["detail"]
+    assert last[1]["name"] == "worker"
+
+
+# --- plugins that promise no bits ------------------------------------------------------------------
+
+
+def test_a_fast_lane_is_graded_by_its_tokens(tmp_path):
+    imports = "from mens_core.conformance.planted import PLANTED\n"
+    wrapped = f"PLANTED['reassociated-sum'].plant({RIGHT})"
+    lane = install_lane(tmp_path / "home", "vox-lane", fast(imports, wrapped), numerics='"fast"')
+    facts = check(lane, "--only", "generation", status=0)
+    assert facts["verdict"] == "same tokens"
+    assert "bfloat16" in facts["tolerance"]
+
+
+@pytest.mark.parametrize("name", ["missing-head-norm", "wrong-rotary-table"])
+def test_a_wrong_model_is_not_within_tolerance(name, tmp_path):
+    imports = "from mens_core.conformance.planted import PLANTED\n"
+    lane = install_lane(
+        tmp_path / "home", "vox-lane", fast(imports, f"PLANTED[{name!r}].plant({RIGHT})"), numerics='"fast"'
+    )
+    assert check(lane, "--only", "evaluate", status=6)["verdict"] == "failed"
+
+
+def test_rounding_to_bfloat16_is_within_tolerance(tmp_path):
+    imports = "from mens_core.conformance.planted import RoundedToBf16\n"
+    lane = install_lane(
+        tmp_path / "home", "vox-lane", fast(imports, f"RoundedToBf16({RIGHT})"), numerics='"fast"'
+    )
+    facts = check(lane, "--only", "generation", "--only", "evaluate", status=0)
+    assert facts["verdict"] == "within tolerance"
+
+
+def test_what_was_asked_for_by_name_and_skipped_is_a_failure(tmp_path):
+    lane = install_lane(tmp_path / "home", "vox-lane", fast("", RIGHT), numerics='"fast"')
+    facts = check(lane, "--only", "operators", status=6)
+    assert (facts["verdict"], facts["cases"]) == ("failed", 0)
+    assert facts["skipped"][0]["group"] == "operators"
+    assert "fast" in facts["skipped"][0]["reason"]
+
+
+def fast(imports: str, wrapped: str) -> str:
+    """A plugin that promises no bits, whose self-test is its own."""
+    code = CPU_LANE.format(wrapped=wrapped, plugin_id="vox-lane", numerics='"fast"')
+    own = "lambda: SelfTestResult(numerics_version=1, cases=1, failed=[], vectors_digest='0' * 64)"
+    imports += "from vox_plugin_api.messages import SelfTestResult\n"
+    return imports + code.replace("lambda: self_test(make_lane)", own)
+
+
+# --- workers that misbehave: the library in the plugin's own tree, changed --------------------------
+
+
+def change_library(lane: InstalledLane, file: str, old: str, new: str) -> None:
+    path = lane.module.parents[1] / "vox_plugin_api" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    lane.write_receipt()
+
+
+def test_a_worker_that_takes_any_host_is_named(tmp_path):
+    lane = cpu_lane(tmp_path / "home")
+    change_library(lane, "child.py", "if spoken.highest_common(hello.protocol) is None:", "if False:")
+    change_library(lane, "child.py", "if plugin.manifest_digest != hello.manifest_digest:", "if False:")
+    facts = check(lane, "--only", "protocol", status=6)
+    failed = [r["name"] for r in facts["groups"][0]["results"] if r["status"] == "failed"]
+    assert failed == ["a host of protocol 0 alone", "a host of protocol 2 alone", "another manifest"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "run", "said"),
+    [
+        ("request_loop.py", "            os._exit(EXIT_PROTOCOL_BREACH)",
+         "            threading.Event().wait()",
+         lambda session, _: lifecycle.garbage(session, b"no frame"), "goes on after a breach"),
+        ("request_loop.py", "        os._exit(EXIT_HOST_GONE)\n\n    def _answer",
+         "        return\n\n    def _answer",
+         lambda session, _: lifecycle.host_gone(session, b""), "goes on without a host"),
+        ("child.py", "    os.dup2(2, 1)\n", "    os.dup2(os.pipe()[1], 1)\n",
+         lifecycle.noise, "not the worker's log"),
+        ("request_loop.py", "        _close(running.stream)\n        self._fail",
+         "        os._exit(1)\n        self._fail",
+         lifecycle.cancelled, "worker-died"),
+    ],
+)  # fmt: skip
+async def test_a_worker_that_misbehaves_is_named(file, old, new, run, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(raw_peer, "ANSWER_S", 3.0)
+    lane = cpu_lane(tmp_path / "home")
+    change_library(lane, file, old, new)
+    settings = load_settings({"VOX_HOME": str(lane.home)})
+    target = Target(settings=settings, candidate=discover(settings.plugins_dir)[0])
+    session = Session(target, tmp_path / "models", lambda _: None)
+    async with session.worker() as worker:
+        await session.load(worker, "gemma3")
+        result = await case("it", run(session, worker))
+    assert result.is_failed and said in result.detail
+
+
+def test_a_plugin_that_changes_its_own_tree_is_caught(tmp_path):
+    lane = cpu_lane(tmp_path / "home", imports=(
+        "import pathlib\n"
+        "pathlib.Path(__file__).with_name('cache.bin').write_bytes(b'x')\n"
+    ))  # fmt: skip
+    done = lane.run("plugin", "check", "vox-lane", "--only", "integrity")
+    assert done.returncode == 6, done.stderr
+    assert "cache.bin" in done.stdout + done.stderr
+
+
+def test_without_a_receipt_there_is_no_verdict_to_store(whole, tmp_path):
+    assert read_verdict(tmp_path, "vox-lane") is None
