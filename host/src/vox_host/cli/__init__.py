@@ -7,6 +7,7 @@ does not pay for a server. A module joins by a row in `COMMANDS` and a function
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -50,8 +51,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     status = run(sys.argv[1:])
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # what could not be written was told or has no reader
+            stream.flush()
     # Everything was closed where it was opened. Taking the interpreter down, a large vocabulary piece by
     # piece, would take a tenth of a second more.
     os._exit(status)
