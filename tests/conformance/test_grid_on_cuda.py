@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_a_planted_mistake_that_does_not_show_is_a_failure(recorded, run, folder
     assert done.returncode == 1
     assert "planted, --fmad=true: the same machine code, 0 launches differ" in done.stdout
     assert done.stdout.splitlines()[-1] == "FAILED: 0 of 8 planted mistakes show"
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [("return a / b;", "return a * (1.0f / b);"), ("return VOX_FMA(a, b, c);", "return a * b + c;")],
+    ids=["division", "fma"],
+)
+def test_the_vectors_notice_what_a_compiler_might_do(recorded, run, folder, right, wrong):
+    """An approximate division, a fused operation in two: on a device that does so, it fails."""
+    write(recorded, folder / "good.npz")
+    source = grid_source("cuda")
+    assert source.count(right) == 1
+    units = (shim.RUNNER, shim.HERE / "cuda_driver.cpp")
+    device = shim.build(folder, source.replace(right, wrong), "cuda", units=units, optimise="-O0")
+    done = run(folder / "good.npz", VOX_LIBCUDA=str(device))
+    assert done.returncode == 1
+    assert int(re.search(r"FAILED: .* kernels, (\d+) differ", done.stdout)[1]) > 50
 
 
 def test_what_cannot_be_run_is_said(recorded, run, folder):
