@@ -116,6 +116,28 @@ def test_a_save_that_is_killed_leaves_no_folder_and_the_earlier_one_whole(tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-3", "step-4"], "nothing is left beside them"
 
 
+def test_every_byte_is_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
+    done: list[object] = []
+    sync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor):
+        sync(descriptor)
+        done.append(os.fstat(descriptor).st_ino)
+
+    def note_rename(path, target):
+        done.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    save(tmp_path / "run")
+    at = done.index("rename")
+    folder = tmp_path / "run"
+    assert set(done[:at]) == {path.stat().st_ino for path in (folder, *folder.iterdir())}
+    assert done[at - 1] == folder.stat().st_ino
+    assert done[at + 1 :] == [tmp_path.stat().st_ino]
+
+
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")

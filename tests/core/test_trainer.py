@@ -17,13 +17,24 @@ from lanes.batches import Sequences
 from lanes.float64_training_lane import Float64TrainingLane
 from lanes.numpy_training import RowTrainingLane
 from lanes.tiny_models import BY_FAMILY, open_model, write_model
-from lanes.training import ALL_TARGETS, LAYER_TARGETS, a_config, finish, read, some_examples
+from lanes.training import (
+    ALL_TARGETS,
+    LAYER_TARGETS,
+    a_config,
+    finish,
+    gradients_of,
+    random_adapter,
+    read,
+    some_examples,
+)
+from mens_core.adapters.apply import make_loras
 from mens_core.adapters.keys import adapter_digest
-from mens_core.micro_batches import cut
+from mens_core.micro_batches import cut, pack
+from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Fault
 from mens_core.trainer import Trainer, TrainerState
 from vox_plugin_api.backend import BackendError
-from vox_plugin_api.train_messages import Schedule
+from vox_plugin_api.train_messages import Schedule, TrainExample
 
 SMALL = {
     "qwen3": BY_FAMILY["qwen3"] | {"num_hidden_layers": 2},
@@ -137,6 +148,76 @@ def test_any_examples_in_any_micro_batches_give_the_bytes_of_one_at_a_time(qwen3
     config = a_config(("q_proj", "down_proj", "lm_head"), seed=seed, dropout=0.5)
     alone = finish(a_trainer(qwen3, lane, config, micro_batch_size=1).train_step(examples))
     assert finish(a_trainer(qwen3, lane, config, micro_batch_size=size).train_step(examples)) == alone
+
+
+def test_the_head_in_slices_is_the_head_in_one_piece(qwen3, make_lane):
+    """More than 128 trained positions: an update on the output matrix is C128 over all of them."""
+    lane, config = make_lane(), a_config(("lm_head",))
+    model = open_model(qwen3, lane).model
+    trained = TrainExample(token_ids=list(range(90)) * 4, loss_mask=[False, *[True] * 359])
+    (example,) = read([trained])
+    adapter = random_adapter(Trainer.plan_for(model, config).shapes)
+    _, sliced = gradients_of(model, lane, config, adapter, [example])
+
+    micro = pack([example], 0)
+    assert len(micro.slices) == 3
+    values = {key: lane.from_host(value) for key, value in adapter.items()}
+    adapted = model.adapted(make_loras(lane, Trainer.plan_for(model, config), values))
+    cache, whole = model.new_cache(micro.blocks), {}
+    hidden = adapted.head.embed(ForwardPass(lane, micro.batch, cache))
+    for layer in adapted.layers:
+        hidden = layer.forward(ForwardPass(lane, micro.batch, cache), hidden)
+    run = TrainingPass(
+        lane, micro.batch, cache, micro.rows, gradient=lambda name, made: whole.update({name: made[0]})
+    )
+    _, dlogits = lane.cross_entropy(
+        adapted.head.logits(run, lane.take_rows(hidden, micro.batch.logit_rows)),
+        np.array(example.token_ids[1:], np.int32),
+        name="loss",
+    )
+    adapted.head.backward(run, dlogits)
+    if isinstance(lane, RowTrainingLane):
+        assert all(np.allclose(sliced[name], whole[name], rtol=1e-4, atol=1e-5) for name in whole)
+    else:
+        assert all(sliced[name].tobytes() == lane.to_host(whole[name]).tobytes() for name in whole)
+
+
+class Dropping(RowTrainingLane):
+    """Writes down which random words were asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def dropout(self, x, rate, key, positions, examples, *, name):
+        self.asked.append((key, tuple(positions.tolist()), tuple(examples.tolist())))
+        return super().dropout(x, rate, key, positions, examples, name=name)
+
+
+def test_dropout_is_told_seed_step_matrix_position_and_example(qwen3):
+    lane = Dropping()
+    trainer = a_trainer(
+        qwen3, lane, a_config(("q_proj", "lm_head"), dropout=0.5, seed=2**40), micro_batch_size=2
+    )
+    examples = read(some_examples((4, 6, 5)))
+    for _ in range(2):
+        finish(trainer.train_step(examples))
+    assert {(key.seed, key.step) for key, _, _ in lane.asked} == {(2**40, 0), (2**40, 1)}
+    assert {key.layer for key, _, _ in lane.asked} == {0, 1, 2}
+    of_layers = {(positions, of) for key, positions, of in lane.asked if key.layer == 1}
+    rows = [example.rows for example in examples]
+    assert of_layers == {
+        ((*range(rows[0]), *range(rows[1])), (*[0] * rows[0], *[1] * rows[1])),
+        (tuple(range(rows[2])), tuple([2] * rows[2])),
+    }
+    of_head = {(positions, of) for key, positions, of in lane.asked if key.layer == 0}
+    assert of_head == {
+        (
+            tuple(t - 1 for e in pair for t in examples[e].trained),
+            tuple(e for e in pair for _ in examples[e].trained),
+        )
+        for pair in ((0, 1), (2,))
+    }
 
 
 # --- what does -------------------------------------------------------------------------------
@@ -350,7 +431,7 @@ def test_clipping_shortens_to_the_limit_and_leaves_less_alone(qwen3):
     lane = RowTrainingLane()
     norm = steps(a_trainer(qwen3, lane, a_config(("q_proj",))), 1)[0].gradient_norm
     clipped = Trainer(open_model(qwen3, lane).model, lane, a_config(("q_proj",), max_gradient_norm=norm / 2))
-    free = Trainer(open_model(qwen3, lane).model, lane, a_config(("q_proj",), max_gradient_norm=norm))
+    free = Trainer(open_model(qwen3, lane).model, lane, a_config(("q_proj",), max_gradient_norm=2 * norm))
     unclipped = Trainer(open_model(qwen3, lane).model, lane, a_config(("q_proj",)))
     for trainer in (clipped, free, unclipped):
         assert steps(trainer, 1)[0].gradient_norm == norm, "the norm is the one before clipping"
@@ -408,12 +489,15 @@ def test_fifty_steps_overlay_torch_s_adamw_in_float64(tmp_path):
         weight_decay=float(np.float32(0.01)),
     )
     data = [read(some_examples((14, 9, 6), seed=i % 5)) for i in range(RUN_STEPS)]
-    ours, theirs = [], []
+    ours, theirs, norms = [], [], []
     for examples in data:
-        ours.append(finish(trainer.train_step(examples)).loss)
+        outcome = finish(trainer.train_step(examples))
+        ours.append(outcome.loss)
         optimizer.zero_grad()
         loss = judge.mean_loss([(e.token_ids, e.trained) for e in examples])
         loss.backward()
+        norm = torch.sqrt(sum(tensor.grad.square().sum() for tensor in judge.adapter.values()))
+        norms.append(outcome.gradient_norm / float(norm) - 1)
         optimizer.step()
         theirs.append(float(loss.detach()))
     assert theirs[-5] < theirs[0] - 0.5, "a run that learns nothing proves nothing"
@@ -424,6 +508,7 @@ def test_fifty_steps_overlay_torch_s_adamw_in_float64(tmp_path):
     )
     print(f"after {RUN_STEPS} steps the worst parameter is off by {worst:.3g}, allowed {bound:.3g}")
     assert worst < bound
+    assert np.abs(norms).max() < 1e-4, "a norm of gradients that were not divided by the trained tokens"
     assert np.abs(np.array(ours) - theirs).max() < bound
 
 

@@ -104,7 +104,8 @@ async def test_two_transcripts_of_one_run_are_equal(plan: LaunchPlan, model: Pat
             async with training(plan, model, transcript=transcript) as (_, client):
                 await client.begin(NEW.model_copy(update={"micro_batch_size": size}))
                 await run(client, 0, 2)
-                await client.evaluate(data(9), logits_digest=True)
+                scores = await client.evaluate(data(9), logits_digest=True)
+                assert [score.index for score in scores] == [0, 1, 2, 3]
                 await client.save(str(tmp_path / name))
         written.append((tmp_path / f"{name}.jsonl").read_bytes())
     assert written[0] == written[1]
