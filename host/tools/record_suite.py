@@ -118,6 +118,11 @@ def requests(model: TinyModel, right: Loaded) -> Iterator[tuple[str, m.GenerateP
     drawn = m.SamplingParams(temperature=0.800000011920929, top_k=40, top_p=0.949999988079071, seed=7)
     yield "drawn", ask(prompt(model, 20, 3), 40, drawn)
     yield (
+        "repetition alone",
+        ask(prompt(model, 12), 20, m.SamplingParams(temperature=0, repetition_penalty=1.5)),
+    )
+    yield "presence alone", ask(prompt(model, 12), 20, m.SamplingParams(temperature=0, presence_penalty=1.5))
+    yield (
         "drawn with penalties",
         ask(
             prompt(model, 131, 4),
