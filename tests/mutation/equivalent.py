@@ -45,6 +45,9 @@ EQUIVALENT: dict[str, str] = {
     "simd.h: last bit of a constant: CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFF) < 0x7F800000; } -> CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFE) < 0x7F800000; }": (
         "no pattern changes sides: 7F800001 less its last bit is 7F800000"
     ),
+    "canon.h: comparison: CANON float f_pick_lt(float a, float b, float yes, float no) { return a < b ? yes : no; } -> CANON float f_pick_lt(float a, float b, float yes, float no) { return a <= b ? yes : no; }": (
+        "at tanh's threshold both formulas give the same bits (a vector holds it); of two equal numbers either is the greater"
+    ),
     "sampling.py: comparison: if min_p > 0: -> if min_p >= 0:": (
         "a bound of zero keeps every token that has a weight at all"
     ),
