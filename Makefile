@@ -80,9 +80,11 @@ bench: demo-file demo
 #   make lanes AGAINST=FILE
 LANES ?= reference avx2 avx512
 AGAINST ?=
-lanes: demo
+lanes: demo native
 	@$(BIN)/vox-host parity --model gemma-3-270m --max-tokens 8 --out .cache/lanes.json \
 	  $(foreach isa,$(LANES),--plugin mens-cpu-ref:isa=$(isa)) $(foreach file,$(AGAINST),--against $(file))
+	@echo "==> every operator of the demo model again, for each instruction set and under an emulator of aarch64"
+	@$(BIN)/python -m pytest -q tests/conformance/test_cpu_other_machines.py -k demo_model
 
 mutants: native
 	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../bench/results/mutants.json

@@ -27,6 +27,7 @@ from vox_host.conformance.expected import EXPECTED_DIR
 from vox_host.conformance.session import Answer
 from vox_host.conformance.tiny_models import TINY_MODELS, TinyModel, philox, write_model
 from vox_plugin_api import messages as m
+from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendInfo, Reply
 from vox_plugin_api.conformance_messages import ConformanceParams, ConformanceResult
 
@@ -68,7 +69,7 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
     models: dict[str, Any] = {}
     arrays: list[tuple[str, str, list[int], bytes]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        for model in TINY_MODELS:
+        for number, model in enumerate(TINY_MODELS):
             path = Path(temporary) / model.name
             digest = write_model(model, path)
             right = Loaded(make_ops(), model, path, digest)
@@ -86,6 +87,7 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
                 "tolerance": m.f32_bits(2 * greatest_change(scores, rounded.scores())),
                 "traces": traces,
                 "answers": answers,
+                "training": right.training(number),
                 "scores": {"sequences": score_sequences(model), "results": scores},
             }
     write(
@@ -115,6 +117,11 @@ def requests(model: TinyModel, right: Loaded) -> Iterator[tuple[str, m.GenerateP
     yield "stop token", stopping.model_copy(update={"stop_token_ids": [fifth]})
     drawn = m.SamplingParams(temperature=0.800000011920929, top_k=40, top_p=0.949999988079071, seed=7)
     yield "drawn", ask(prompt(model, 20, 3), 40, drawn)
+    yield (
+        "repetition alone",
+        ask(prompt(model, 12), 20, m.SamplingParams(temperature=0, repetition_penalty=1.5)),
+    )
+    yield "presence alone", ask(prompt(model, 12), 20, m.SamplingParams(temperature=0, presence_penalty=1.5))
     yield (
         "drawn with penalties",
         ask(
@@ -154,7 +161,7 @@ class Loaded:
     """A tiny model in a backend of this process."""
 
     def __init__(self, ops: Ops, model: TinyModel, path: Path, digest: str) -> None:
-        info = BackendInfo("recorder", "0", "cpu", ("canonical",), ("generate", "evaluate", "trace"))
+        info = BackendInfo("recorder", "0", "cpu", ("canonical",), ("generate", "evaluate", "trace", "train"))
         self._model = model
         self._backend = MensBackend(info, lambda _: ops, _no_self_test)
         load = m.LoadModelParams(model_dir=str(path), model_digest=digest, memory_bytes=64 << 20)
@@ -201,6 +208,54 @@ class Loaded:
                 rows = Answer(tuple(reply.result.tokens), None).as_rows()
                 made.append({"rows": rows, "logits_digest": reply.result.logits_digest})
         return made
+
+    def training(self, number: int) -> dict[str, Any]:
+        """Return steps of training: with and without dropout, clipping and decay."""
+        begin = t.TrainBeginParams(
+            adapter=t.AdapterConfig(
+                rank=4,
+                alpha=8.0,
+                targets=["q_proj", "v_proj", "down_proj"],
+                dropout=0.125 if number == 1 else 0.0,
+            ),
+            optimizer=t.OptimizerConfig(
+                learning_rate=0.0078125,
+                weight_decay=0.0 if number == 0 else 0.0625,
+                max_gradient_norm=None if number == 2 else 0.5,
+            ),
+            schedule=t.Schedule(kind="cosine", warmup_steps=1, total_steps=5),
+            seed=41 + number,
+        )
+        (begun,) = self._results(self._backend.train_begin(begin))
+        steps = []
+        for step in range(4):
+            examples = [self._example(step, sample) for sample in range(3)]
+            (result,) = self._results(self._backend.train_step(t.TrainStepParams(examples=examples)))
+            steps.append({"examples": [e.model_dump(mode="json") for e in examples], "result": result})
+        scored = t.TrainEvaluateParams(
+            examples=[t.TrainExample.model_validate(e) for e in steps[0]["examples"]], logits_digest=True
+        )
+        evaluated = self._results(self._backend.train_evaluate(scored))
+        with tempfile.TemporaryDirectory() as folder:
+            save = t.TrainSaveParams(folder=str(Path(folder) / "saved"))
+            (saved,) = self._results(self._backend.train_save(save))
+        return {
+            "begin": begin.model_dump(mode="json"),
+            "begun": begun,
+            "steps": steps,
+            "evaluated": evaluated,
+            "files": saved["files"],
+        }
+
+    def _example(self, step: int, sample: int) -> t.TrainExample:
+        length = (5, 17, 140 if step == 1 else 9)[sample]
+        token_ids = prompt(self._model, length, 100 + 3 * step + sample)
+        mask = [position > 0 and (sample != 1 or position % 3 > 0) for position in range(length)]
+        return t.TrainExample(token_ids=token_ids, loss_mask=mask)
+
+    def _results(self, stream: Iterator[Reply | None]) -> list[dict[str, Any]]:
+        replies = [reply for reply in stream if reply is not None and reply.result is not None]
+        return [reply.result.model_dump(mode="json") for reply in replies if reply.result is not None]
 
 
 def _no_self_test() -> m.SelfTestResult:

@@ -1,6 +1,6 @@
 """Run mutants and report who noticed them.
 
-cd tests && python -m mutation [--per-rule N] [--out FILE] [FILE ...]
+cd tests && python -m mutation [--per-rule N] [--again RESULTS] [--out FILE] [FILE ...]
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("files", nargs="*", help="names of kernel or Python files; default: all")
     parser.add_argument("--per-rule", type=int, default=1, help="mutants of each rule and file")
     parser.add_argument("--out", type=Path, help="write the results, as JSON, to this file")
+    parser.add_argument("--again", type=Path, help="only those that survived by this file of results")
     options = parser.parse_args(arguments)
-    chosen = sample(list(all_mutants(options.files)), options.per_rule)
+    everything = list(all_mutants(options.files))
+    chosen = sample(everything, options.per_rule)
+    if options.again is not None:
+        results = json.loads(options.again.read_text())["mutants"]
+        survived = {entry["what"] for entry in results if entry["state"] == "survived"}
+        chosen = list({mutant.key: mutant for mutant in everything if mutant.key in survived}.values())
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="vox-mutants-") as folder:
         bench = Bench(Path(folder) / "bench")

@@ -3,8 +3,55 @@
 Keys are `Mutant.key`. A mutant is listed only after its reason was looked for and found.
 """
 
+# ruff: noqa: E501  (a key is one line of source beside another)
 from __future__ import annotations
 
 __all__ = ["EQUIVALENT"]
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "attention.h: sign of zero: l[i] = 0.0f; -> l[i] = -0.0f;": (
+        "weights are not negative: the first addition gives the same sum from either zero"
+    ),
+    "c128.h: sign of zero: float total = 0.0f; -> float total = -0.0f;": (
+        "overwritten by the first chunk before it is read"
+    ),
+    "c128.h: comparison: if (whole >= 4) { -> if (whole > 4) {": (
+        "four chunks two by two: the same chains, folded in the same order"
+    ),
+    "c128.h: off by one: chains<Step, 4>(x + done, kChunk, kChunk, sums); -> chains<Step, 5>(x + done, kChunk, kChunk, sums);": (
+        "a fifth chain is computed and not folded"
+    ),
+    "c128.h: statement dropped: side = 2; -> ;": (
+        "the second of two chains is computed again by the next round"
+    ),
+    "elementwise.h: comparison: for (; i + kLanes <= last; i += kLanes) { -> for (; i + kLanes < last; i += kLanes) {": (
+        "the last whole vector goes the way of the tail: the same operations, one by one"
+    ),
+    "rotate.h: comparison: for (; i + kLanes <= pairs; i += kLanes) { -> for (; i + kLanes < pairs; i += kLanes) {": (
+        "the last whole vector goes the way of the tail"
+    ),
+    "matmul_float.h: comparison: if (!finite && (fault == 0 || 1 + r < fault)) fault = 1 + r; -> if (!finite && (fault == 0 || 1 + r <= fault)) fault = 1 + r;": (
+        "assigns the number that is there"
+    ),
+    "norm.h: comparison: if (last - first == 8) { -> if (last - first != 8) {": (
+        "eight chains side by side or one by one are the same chains; sums of rows that are not there are not read"
+    ),
+    "rotary.h: off by one: if (excess % 64 != 0 && excess / 64 < 3) kept |= limbs[excess / 64 + 1] << (64 - excess % 64); -> if (excess % 64 != 0 && excess / 65 < 3) kept |= limbs[excess / 64 + 1] << (64 - excess % 64);": (
+        "cosines and sines are below 2^3, so excess is below 192 and either quotient below 3"
+    ),
+    "rotary.h: statement dropped: kept &= 0xFFFFFF; -> ;": (
+        "excess is the length less 24, so no bit above the 24 is set"
+    ),
+    "simd.h: last bit of a constant: CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFF) < 0x7F800000; } -> CANON bool is_finite(float a) { return (f_bits(a) & 0x7FFFFFFE) < 0x7F800000; }": (
+        "no pattern changes sides: 7F800001 less its last bit is 7F800000"
+    ),
+    "canon.h: comparison: CANON float f_pick_lt(float a, float b, float yes, float no) { return a < b ? yes : no; } -> CANON float f_pick_lt(float a, float b, float yes, float no) { return a <= b ? yes : no; }": (
+        "at tanh's threshold both formulas give the same bits (a vector holds it); of two equal numbers either is the greater"
+    ),
+    "sampling.py: comparison: if min_p > 0: -> if min_p >= 0:": (
+        "a bound of zero keeps every token that has a weight at all"
+    ),
+    "norm.h: last bit of a constant: for (int64_t i = 0; i < norm.width; ++i) norm.out[r * norm.width + i] = f_from(0x7FC00000); -> for (int64_t i = 0; i < norm.width; ++i) norm.out[r * norm.width + i] = f_from(0x7FC00001);": (
+        "another NaN: numerics asks for NaN, and its bits are no part of the claim"
+    ),
+}

@@ -19,7 +19,6 @@ DIFFERS = 10
 def main(library: Path) -> int:
     """Compare operators first, whole models after."""
     from mens_core.conformance.suite import GROUPS, answer
-    from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
     from mens_cpu_ref.training_lane import CpuTrainingOps
     from vox_host.conformance.expected import load_group, load_models
@@ -42,7 +41,7 @@ def main(library: Path) -> int:
     index, _ = load_models()
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout = sys.stderr
-        recorder.record_models(lambda: CpuOps(native.kernels), index["made_by"], Path(folder))
+        recorder.record_models(lambda: CpuTrainingOps(native), index["made_by"], Path(folder))
         sys.stdout = sys.__stdout__
         from vox_host.conformance.expected import EXPECTED_DIR
 

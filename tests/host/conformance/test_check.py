@@ -57,7 +57,7 @@ def test_a_right_lane_is_bitwise(whole):
     assert facts["verdict"] == "bitwise"
     assert (facts["failed"], facts["first_difference"]) == (0, None)
     # A lane that only serves, and says so.
-    assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates"]
+    assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates", "training"]
     assert [group["name"] for group in facts["groups"]] == list(known_groups())
     assert all(group["cases"] > 0 or group["skipped_because"] for group in facts["groups"])
     assert facts["cases"] == sum(group["cases"] for group in facts["groups"]) > 150
@@ -162,10 +162,16 @@ def test_a_right_forward_with_a_wrong_gradient_is_caught(wrapped, status, tmp_pa
     code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "train")')
     capabilities = '"generate", "evaluate", "trace", "train"'
     lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
-    facts = check(lane, "--only", "operators", "--only", "backward", "--only", "updates", status=status)
-    assert facts["groups"][0]["verdict"] == "bitwise"
-    if status:
-        assert facts["first_difference"]["operator"] == "rms_norm_backward"
+    groups = ("operators", "backward", "updates", "training")
+    facts = check(lane, *(word for group in groups for word in ("--only", group)), status=status)
+    verdicts = [group["verdict"] for group in facts["groups"]]
+    if status == 0:
+        assert verdicts == ["bitwise"] * 4
+        return
+    assert verdicts == ["bitwise", "failed", "bitwise", "failed"]
+    assert facts["first_difference"]["operator"] == "rms_norm_backward"
+    wrong = next(r for r in facts["groups"][3]["results"] if r["status"] == "failed")
+    assert wrong["difference"]["operator"] == "train_step"
 
 
 def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):

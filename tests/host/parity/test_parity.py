@@ -38,7 +38,12 @@ def lane(request, tmp_path_factory) -> InstalledLane:
     make_lane("mens-cpu-ref", request.config)
     home = tmp_path_factory.mktemp("parity") / "home"
     add_tiny_model(home)
-    install_lane(home, "mens-cpu-ref", "from mens_cpu_ref.plugin import backend\n")
+    install_lane(
+        home,
+        "mens-cpu-ref",
+        "from mens_cpu_ref.plugin import backend\n",
+        capabilities='"generate", "evaluate", "trace", "train"',
+    )
     return install_lane(home, "vox-lane", CODE)
 
 

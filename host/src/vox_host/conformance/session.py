@@ -69,7 +69,7 @@ class Session:
         self.say = say
         self.self_test_failure: VoxError | None = None
         """Why the lane serves nothing, once that is known."""
-        self._folder = folder
+        self.folder = folder
         self._plan: LaunchPlan | None = None
         self._models: dict[str, tuple[Path, str]] = {}
 
@@ -125,7 +125,7 @@ class Session:
         """Return a tiny model, its folder and its digest."""
         model = next(model for model in TINY_MODELS if model.name == name)
         if name not in self._models:
-            path = self._folder / name
+            path = self.folder / name
             self._models[name] = (path, write_model(model, path))
         return (model, *self._models[name])
 

@@ -85,7 +85,18 @@ TINY_MODELS: tuple[TinyModel, ...] = (
     ),
     TinyModel(
         name="qwen3-quantised",
-        config=MappingProxyType({**_QWEN3, "intermediate_size": 256, "num_hidden_layers": 2}),
+        config=MappingProxyType(
+            {
+                **_QWEN3,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 256,
+                },
+            }
+        ),
         formats={
             **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), "q8_0"),
             "down_proj": "q4_k",

@@ -83,7 +83,10 @@ def _choose(library: Library, options: Mapping[str, str]) -> tuple[Mapping[str, 
         raise BackendError(
             "lane-option",
             f"{problem}; nothing was loaded",
-            facts={"found": dict(options), "known": {"isa": [REFERENCE, "avx2", "avx512", "neon"]}},
+            facts={
+                "found": dict(options),
+                "known": {"isa": [REFERENCE, "avx2", "avx512", "neon", "neon_dot"]},
+            },
             remedy="Leave the option out: the lane then takes the best instruction set of this machine.",
         ) from None
     return (library.reference, REFERENCE) if wanted == REFERENCE else (library.kernels, library.isa())

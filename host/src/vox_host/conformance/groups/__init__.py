@@ -21,6 +21,7 @@ from vox_host.conformance.groups import (
     operators,
     protocol,
     save_load,
+    training,
     updates,
 )
 from vox_host.conformance.session import Session
@@ -49,6 +50,7 @@ GROUPS: Mapping[str, Group] = MappingProxyType(
         "forward": Group("whole tiny models, operator by operator", forward.run),
         "generation": Group("tokens and logprobs, alone and in company", generation.run),
         "evaluate": Group("scores of given texts", evaluation.run),
+        "training": Group("steps of training, in one go, in parts and resumed", training.run),
         "save-load": Group("load, unload and load again", save_load.run),
         "protocol": Group("hosts of other versions, unknown words", protocol.run),
         "lifecycle": Group("death, silence, noise and garbage", lifecycle.run),

@@ -49,10 +49,11 @@ def _linear_extremes(format_: Format, ops: Ops) -> Arrays:
     size, length, scales = BLOCKS[format_]
     blocks, columns = 2, 2 * size
     rows = []
-    for fill in (0x00, 0x7F, 0x80, 0xFF):
+    # Negative scales too: a zero sum must not keep their sign.
+    for fill, high in ((0x00, 0x1C), (0x7F, 0x1C), (0x80, 0x1C), (0xFF, 0x1C), (0x00, 0x9C), (0x7F, 0x9C)):
         raw = np.full((blocks, length), fill, np.uint8)
         for place in scales:
-            raw[:, place], raw[:, place + 1] = 0x55, 0x1C
+            raw[:, place], raw[:, place + 1] = 0x55, high
         rows.append(raw.tobytes())
     data = memoryview(b"".join(rows))
     matrix = ops.load_matrix(StoredTensor("extremes", format_, (len(rows), columns), data))
@@ -247,23 +248,33 @@ def _linear_long(format_: Format, ops: Ops) -> Arrays:
     x = floats(174, 3, 1193, span=1, binades=6)
     yield ops.to_host(ops.linear(put(ops, x), matrix, name="many"))
     yield ops.to_host(ops.linear(put(ops, x[2:]), matrix, name="one"))
+    # Products that are all -0 make +0: every chain begins with +0.
+    for columns in (1024, 128):
+        negative = ops.load_matrix(stored_float(-np.abs(floats(177, 3, columns)) - np.float32(1)))
+        for rows in (1, 3):
+            x = np.zeros((rows, columns), np.float32)
+            yield ops.to_host(ops.linear(put(ops, x), negative, name="zeros"))
 
 
 def _faults(operator: str, ops: Ops) -> Arrays:
-    """Row 1 of five overflows everywhere, row 3 in its last column, where no whole vector is left.
+    """Row 1 of five overflows everywhere, rows 3 and 4 in their last column, where no vector is whole.
 
-    Nothing is compared but what is reported of them.
+    Compared is what is reported of them, and where a whole row must be NaN.
     """
     x = floats(170, 5, 37)
-    x[1] = x[3, -1] = np.ldexp(np.float32(1), 127)
+    x[1] = x[3:, -1] = np.ldexp(np.float32(1), 127)
     big = put(ops, x)
     if operator == "linear":
         for rows in (3, 20):
             eights = ops.load_matrix(stored_float(np.full((rows, 37), 8, np.float32)))
             ops.linear(big, eights, name=f"faulty/{rows}")
-        ops.linear(put(ops, x[:, 5:]), ops.load_matrix(weight("q8_0", 171, 7, 32)), name="faulty/q8_0")
+        q8_0 = ops.load_matrix(weight("q8_0", 171, 150, 32))
+        ops.linear(put(ops, x[:, 5:]), q8_0, name="faulty/q8_0")
+        infinite = ops.add(put(ops, x[:, 5:]), put(ops, x[:, 5:]), name="doubled")
+        yield np.isnan(ops.to_host(ops.linear(infinite, q8_0, name="after it"))).astype(np.int32)
     elif operator == "rms_norm":
-        ops.rms_norm(big, ops.load_vector(stored_float(np.ones(37, np.float32))), 1e-6, name="faulty")
+        ones = ops.load_vector(stored_float(np.ones(37, np.float32)))
+        yield np.isnan(ops.to_host(ops.rms_norm(big, ones, 1e-6, name="faulty"))).astype(np.int32)
         # A finite sum of squares, and a last product that is not.
         multipliers = np.ones(37, np.float32)
         multipliers[-1] = np.ldexp(np.float32(1), 127)
@@ -271,7 +282,8 @@ def _faults(operator: str, ops: Ops) -> Arrays:
         ops.rms_norm(small, ops.load_vector(stored_float(multipliers)), 1e-6, name="faulty product")
     elif operator == "head_norm":
         w = ops.load_vector(stored_float(np.ones(18, np.float32)))
-        ops.head_norm(put(ops, x[:, 1:]), w, 2, 1e-6, name="faulty")
+        made = ops.head_norm(put(ops, x[:, 1:]), w, 2, 1e-6, name="faulty")
+        yield np.isnan(ops.to_host(made)).astype(np.int32)
     elif operator == "attention":
         spec = AttentionSpec(heads=2, kv_heads=1, head_dim=16, scale=0.25)
         cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=16, blocks=2)
@@ -282,7 +294,6 @@ def _faults(operator: str, ops: Ops) -> Arrays:
         ops.attention(put(ops, floats(176, 5, 32)), cache, 0, batch, spec, name="faulty")
     else:
         getattr(ops, operator)(big, big, name="faulty")
-    return iter(())
 
 
 _FAULTY = ("linear", "rms_norm", "head_norm", "attention", "add", "silu_gate", "gelu_gate")
