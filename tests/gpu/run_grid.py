@@ -146,7 +146,11 @@ def compile_with_nvrtc(source: str, capability: str, options: list[str]) -> tupl
 
     major, minor = nvrtc.nvrtcVersion()[1:]
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), b"grid.cu", 0, [], []))
-    flags = [f"--gpu-architecture=sm_{capability}".encode(), *(option.encode() for option in options)]
+    # NVRTC 13.0 keeps machine code within a process by the source and forgets --ftz and --prec-div:
+    # what was compiled first came back for the others too.
+    uncached = ["--no-cache"] if (major, minor) >= (13, 0) else []
+    flags = [f"--gpu-architecture=sm_{capability}".encode()]
+    flags += [option.encode() for option in (*options, *uncached)]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     if int(code) != 0:
         log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
