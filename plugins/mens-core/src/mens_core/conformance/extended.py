@@ -238,7 +238,7 @@ def _log_normaliser_widths(ops: Ops) -> Arrays:
         x = put(ops, floats(160 + sample, 5, width, span=4, binades=6))
         yield np.asarray(ops.log_normaliser(x), np.float32)
     # Sums between 1 and 8 whose maximum is 0: the logarithm's own last bits, uncovered.
-    x = floats(166, 4000, 8, span=2, binades=3)
+    x = floats(166, 16000, 4, span=2, binades=3)
     yield np.asarray(ops.log_normaliser(put(ops, x - x.max(axis=1, keepdims=True))), np.float32)
 
 
