@@ -294,6 +294,9 @@ def _faults(operator: str, ops: Ops) -> Arrays:
         ops.attention(put(ops, floats(176, 5, 32)), cache, 0, batch, spec, name="faulty")
     else:
         getattr(ops, operator)(big, big, name="faulty")
+        last = floats(178, 5, 37)
+        last[4, -1] = np.ldexp(np.float32(1), 127)
+        getattr(ops, operator)(put(ops, last), put(ops, last), name="faulty in the very last element")
 
 
 _FAULTY = ("linear", "rms_norm", "head_norm", "attention", "add", "silu_gate", "gelu_gate")
