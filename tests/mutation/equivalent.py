@@ -54,4 +54,10 @@ EQUIVALENT: dict[str, str] = {
     "norm.h: last bit of a constant: for (int64_t i = 0; i < norm.width; ++i) norm.out[r * norm.width + i] = f_from(0x7FC00000); -> for (int64_t i = 0; i < norm.width; ++i) norm.out[r * norm.width + i] = f_from(0x7FC00001);": (
         "another NaN: numerics asks for NaN, and its bits are no part of the claim"
     ),
+    "rotary.h: sign of zero: if (exponent < 0) return 0.0f;  // far below 2^-126; excess is positive from here on -> if (exponent < 0) return -0.0f;  // far below 2^-126; excess is positive from here on": (
+        "no angle of 128 bits has a sine so near to zero but zero itself, which returns earlier"
+    ),
+    "tile.h: off by one: case 3: VOX_TILE(3, P); break;        \\ -> case 3: VOX_TILE(4, P); break;        \\": (
+        "a fourth row is computed into scratch that nobody reads"
+    ),
 }

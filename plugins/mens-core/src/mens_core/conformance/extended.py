@@ -238,7 +238,7 @@ def _log_normaliser_widths(ops: Ops) -> Arrays:
         x = put(ops, floats(160 + sample, 5, width, span=4, binades=6))
         yield np.asarray(ops.log_normaliser(x), np.float32)
     # Sums between 1 and 8 whose maximum is 0: the logarithm's own last bits, uncovered.
-    x = floats(166, 4000, 8, span=2, binades=3)
+    x = floats(166, 16000, 4, span=2, binades=3)
     yield np.asarray(ops.log_normaliser(put(ops, x - x.max(axis=1, keepdims=True))), np.float32)
 
 
@@ -294,6 +294,9 @@ def _faults(operator: str, ops: Ops) -> Arrays:
         ops.attention(put(ops, floats(176, 5, 32)), cache, 0, batch, spec, name="faulty")
     else:
         getattr(ops, operator)(big, big, name="faulty")
+        last = floats(178, 5, 37)
+        last[4, -1] = np.ldexp(np.float32(1), 127)
+        getattr(ops, operator)(put(ops, last), put(ops, last), name="faulty in the very last element")
 
 
 _FAULTY = ("linear", "rms_norm", "head_norm", "attention", "add", "silu_gate", "gelu_gate")
