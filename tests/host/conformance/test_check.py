@@ -117,7 +117,7 @@ def test_changed_bytes_are_not_checked(whole):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("vox-lane", "--only", "nonsense"), "operators, forward"),
+        (("vox-lane", "--only", "nonsense"), "operators, backward"),
         (("no-such-plugin",), "vox-lane"),
         (("vox-lane", "--lane-option", "isa"), "NAME=VALUE"),
         (("vox-lane", "--out", "/no/such/folder/report.json"), "does not exist"),
