@@ -93,10 +93,10 @@ def test_the_rotary_terms_are_those_of_the_code() -> None:
         for part in re.findall(r"[sc]_1\.\.[sc]_1[56] =\n(.*?)[;.]\n", text, re.S)
     )
     assert two_pi is not None
-    assert int(two_pi[1], 16) == rotary._TWO_PI_Q125
+    assert int(two_pi[1], 16) == rotary.TWO_PI_Q125
     assert f"0x{two_pi[1][:16]}u, 0x{two_pi[1][16:]}u" in REFERENCE
-    assert sine == rotary._SINE_TERMS
-    assert cosine == rotary._COSINE_TERMS
+    assert sine == rotary.SINE_TERMS
+    assert cosine == rotary.COSINE_TERMS
 
 
 def test_the_checked_angles_come_out() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import mens_core.fixedpoint
 import mens_core.rotary
 from mens_core.rotary import attention_factor, cos_sin, frequencies, table
+from mens_core.rotary_blocks import make_angles
 from vox_plugin_api.families.rope import Rope, Yarn
 
 PINNED = {
@@ -49,7 +50,7 @@ def test_frequencies_are_the_floor_of_the_real_number(theta, head_dim):
 
 def test_two_pi_is_the_constant_in_the_text():
     found = mens_core.fixedpoint.floor_to_bits(lambda p: 2 * mens_core.fixedpoint.pi(p), 125)
-    assert found == mens_core.rotary._TWO_PI_Q125 == 0xC90FDAA22168C234C4C6628B80DC1CD1
+    assert found == mens_core.rotary.TWO_PI_Q125 == 0xC90FDAA22168C234C4C6628B80DC1CD1
 
 
 def test_cosine_and_sine_are_the_correctly_rounded_ones():
@@ -67,8 +68,8 @@ def test_cosine_and_sine_are_the_correctly_rounded_ones():
 
 def test_sine_and_cosine_are_good_to_124_bits_before_they_are_rounded():
     """float32 results would not show a missing term; the definition has them all."""
-    assert (len(mens_core.rotary._SINE_TERMS), mens_core.rotary._SINE_TERMS[-1]) == (15, 0xA1A6)
-    assert (len(mens_core.rotary._COSINE_TERMS), mens_core.rotary._COSINE_TERMS[-1]) == (16, 0x50D)
+    assert (len(mens_core.rotary.SINE_TERMS), mens_core.rotary.SINE_TERMS[-1]) == (15, 0xA1A6)
+    assert (len(mens_core.rotary.COSINE_TERMS), mens_core.rotary.COSINE_TERMS[-1]) == (16, 0x50D)
     mpmath = pytest.importorskip("mpmath")
     rng = np.random.default_rng(9)
     rests = [1 << 125, (1 << 125) - 1, *(int(x) << 64 for x in rng.integers(0, 1 << 61, 100))]
@@ -222,3 +223,30 @@ def is_fraction(node):
         "value / Fraction(2) ** exponent",
         "yarn.original_context / rotations",
     }
+
+
+# --- blocks by numpy's integers ---------------------------------------------------------------------
+
+
+def halves(freqs):
+    return np.array([[f & (1 << 64) - 1, f >> 64] for f in freqs], np.uint64)
+
+
+@pytest.mark.parametrize(("theta", "head_dim"), PINNED)
+def test_a_block_made_by_numpy_has_the_pinned_bits(theta, head_dim):
+    block = make_angles(halves(frequencies(rope(theta, head_dim))), 1 << 64, 256)
+    digest = hashlib.sha256(block[:, 0].tobytes() + block[:, 1].tobytes()).hexdigest()
+    assert digest == PINNED[theta, head_dim]
+
+
+@pytest.mark.parametrize("first", [0, 128, (1 << 31) - 128])
+@pytest.mark.parametrize("factor", [1 << 64, 1, 3, 1 << 20, (1 << 64) + 12345, (1 << 67) - 1])
+def test_a_block_made_by_numpy_is_the_reference_s(factor, first):
+    """Axes, octants and their neighbours, magnitudes that flush, a 129th bit, and whatever is drawn."""
+    drawn = np.random.default_rng(factor % 997).integers(0, 1 << 32, (6, 4), np.uint64)
+    freqs = [sum(int(word) << 32 * i for i, word in enumerate(words)) for words in drawn]
+    edges = [0, 1, 1 << 60, (1 << 125) - 1, 1 << 125, (1 << 125) + 1, 3 << 125, 1 << 126, 1 << 127, ONE - 1]
+    block = make_angles(halves(freqs + edges), factor, first)
+    cos, sin = table(freqs + edges, (factor, 1 << 64), range(first, first + 128))
+    assert block[:, 0].tobytes() == cos.tobytes()
+    assert block[:, 1].tobytes() == sin.tobytes()

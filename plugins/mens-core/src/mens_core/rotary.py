@@ -22,10 +22,10 @@ __all__ = ["attention_factor", "cos_sin", "frequencies", "table"]
 FREQUENCY_BITS = 128
 FACTOR_BITS = 64
 _ONE = 1 << FREQUENCY_BITS
-_TWO_PI_Q125 = 0xC90FDAA22168C234C4C6628B80DC1CD1
+TWO_PI_Q125 = 0xC90FDAA22168C234C4C6628B80DC1CD1
 """floor(2 pi * 2^125)"""
-_SINE_TERMS = tuple(_ONE // factorial(2 * k + 1) for k in range(1, 16))
-_COSINE_TERMS = tuple(_ONE // factorial(2 * k) for k in range(1, 17))
+SINE_TERMS = tuple(_ONE // factorial(2 * k + 1) for k in range(1, 16))
+COSINE_TERMS = tuple(_ONE // factorial(2 * k) for k in range(1, 17))
 
 
 def frequencies(rope: Rope) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ def table(
 
 def _reduced_sine_cosine(rest: int) -> tuple[int, int]:
     """Sine and cosine, times 2^128, of `rest` / 2^128 turns, at most an eighth."""
-    x = 2 * _mulhi(4 * rest, _TWO_PI_Q125)
+    x = 2 * _mulhi(4 * rest, TWO_PI_Q125)
     z = _mulhi(x, x)
-    return x - _mulhi(x, _horner(_SINE_TERMS, z)), _ONE - _horner(_COSINE_TERMS, z)
+    return x - _mulhi(x, _horner(SINE_TERMS, z)), _ONE - _horner(COSINE_TERMS, z)
 
 
 def _turns(rope: Rope, i: int, precision: int) -> int:
