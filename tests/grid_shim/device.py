@@ -51,6 +51,13 @@ class ShimDevice:
     def zeros(self, nbytes: int) -> Bytes:
         return np.zeros(nbytes, np.uint8)
 
+    def empty(self, nbytes: int) -> Bytes:
+        # What no kernel writes must not look like a result: as floats these are NaN.
+        return np.full(nbytes, 0xFF, np.uint8)
+
+    def part(self, buffer: Bytes, first: int, nbytes: int) -> Bytes:
+        return buffer[first : first + nbytes]
+
     def get(self, buffer: Bytes, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         return buffer.view(dtype).reshape(shape).copy()
 

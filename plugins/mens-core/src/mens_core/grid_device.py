@@ -43,6 +43,12 @@ class Device(Protocol):
     def zeros(self, nbytes: int) -> Buffer:
         """Return zeroed memory, aligned for any element."""
 
+    def empty(self, nbytes: int) -> Buffer:
+        """Return memory of any content, aligned for any element: for what a kernel writes whole."""
+
+    def part(self, buffer: Buffer, first: int, nbytes: int) -> Buffer:
+        """Return some bytes of a buffer, as a buffer over the same memory; `first` is a multiple of 16."""
+
     def get(self, buffer: Buffer, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Copy an array back, after all launches so far."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.grid_device import Buffer, Device, Launch, constants
+from mens_core.grid_flags import RowFlags
 from mens_core.grid_weights import GridMatrix, check_finite, load_matrix, stored_elements
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints, Ops, StoredTensor
@@ -82,7 +83,8 @@ class GridOps(Ops):
     def __init__(self, device: Device, make_angles: MakeAngles) -> None:
         self._device = device
         self._make_angles = make_angles
-        self._watched: list[tuple[str, Buffer, int]] = []
+        self._watched = RowFlags(device)
+        self._uploaded: dict[tuple[bytes, tuple[int, ...]], Buffer] = {}
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -95,7 +97,7 @@ class GridOps(Ops):
         source = stored_elements(stored)
         check_finite(source, stored)
         count = source.size
-        out = GridTensor(self._device.zeros(4 * count), (count,))
+        out = GridTensor(self._device.empty(4 * count), (count,))
         self._run(
             f"vox_widen_{stored.format}",
             (self._device.put(source), out.buffer),
@@ -128,13 +130,8 @@ class GridOps(Ops):
 
     def take_faults(self) -> list[Fault]:
         """Return what was not finite since the last call, first operator first."""
-        taken, self._watched = self._watched, []
-        faults = []
-        for name, flags, rows in taken:
-            found = np.flatnonzero(self._device.get(flags, np.int32, (rows,)))
-            if found.size:
-                faults.append(Fault(name, tuple(int(row) for row in found)))
-        return faults
+        self._uploaded.clear()
+        return self._watched.take()
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -274,7 +271,7 @@ class GridOps(Ops):
     def take_rows(self, x: GridTensor, rows: Ints) -> GridTensor:
         """x[rows], copied."""
         shape = (len(rows), x.shape[1])
-        out = GridTensor(self._device.zeros(4 * shape[0] * shape[1]), shape)
+        out = GridTensor(self._device.empty(4 * shape[0] * shape[1]), shape)
         self._run(
             "vox_take_rows",
             (x.buffer, self._ints(rows), out.buffer),
@@ -312,14 +309,14 @@ class GridOps(Ops):
     def argmax(self, logits: GridTensor) -> Ints:
         """Highest logit of each row, the lowest id on ties."""
         rows, width = logits.shape
-        out = self._device.zeros(4 * rows)
+        out = self._device.empty(4 * rows)
         self._run("vox_argmax", (logits.buffer, out), constants(width), (rows * GROUP, 1))
         return self._device.get(out, np.int32, (rows,))
 
     def token_weights(self, logits: GridTensor, row: int, temperature: float) -> npt.NDArray[np.uint64]:
         """floor(exp((x - max) / T) * 2^32) of one row."""
         rows, width = logits.shape
-        most, out = self._device.zeros(4 * rows), self._device.zeros(8 * width)
+        most, out = self._device.empty(4 * rows), self._device.empty(8 * width)
         self._run("vox_row_max", (logits.buffer, most), constants(width), (rows * GROUP, 1))
         self._run(
             "vox_token_weights",
@@ -332,7 +329,7 @@ class GridOps(Ops):
     def log_normaliser(self, logits: GridTensor) -> npt.NDArray[np.float32]:
         """m + log(sum of exp(x - m)) of each row."""
         rows, width = logits.shape
-        out = self._device.zeros(4 * rows)
+        out = self._device.empty(4 * rows)
         self._run(
             "vox_log_normaliser",
             (logits.buffer, out, self._flags("log_normaliser", rows)),
@@ -358,7 +355,7 @@ class GridOps(Ops):
     ) -> GridTensor:
         """Run a kernel that writes `shape` and flags its rows, `across` threads a row."""
         rows, width = shape
-        out = GridTensor(self._device.zeros(4 * rows * width), shape)
+        out = GridTensor(self._device.empty(4 * rows * width), shape)
         flags = self._flags(name, rows)
         self._run(kernel, (*buffers, out.buffer, flags), args, (width if across is None else across, rows))
         return out
@@ -370,7 +367,7 @@ class GridOps(Ops):
 
     def _quantised(self, x: GridTensor, block: int) -> tuple[Buffer, Buffer]:
         rows, columns = x.shape
-        codes, scales = self._device.zeros(rows * columns), self._device.zeros(4 * rows * columns // block)
+        codes, scales = self._device.empty(rows * columns), self._device.empty(4 * rows * columns // block)
         self._run(
             f"vox_quantise_{block}",
             (x.buffer, codes, scales),
@@ -380,12 +377,15 @@ class GridOps(Ops):
         return codes, scales
 
     def _flags(self, name: str, rows: int) -> Buffer:
-        flags = self._device.zeros(4 * rows)
-        self._watched.append((name, flags, rows))
-        return flags
+        return self._watched.reserve(name, rows)
 
     def _ints(self, array: npt.NDArray[Any]) -> Buffer:
-        return self._device.put(np.ascontiguousarray(array, np.int32))
+        """Copy indices there, each once a step: every layer asks for the same positions and tables."""
+        ints = np.ascontiguousarray(array, np.int32)
+        key = (ints.tobytes(), ints.shape)
+        if key not in self._uploaded:
+            self._uploaded[key] = self._device.put(ints)
+        return self._uploaded[key]
 
     def _places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
         """Positions, sequence of each row, block tables."""

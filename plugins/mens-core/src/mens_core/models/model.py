@@ -92,6 +92,7 @@ class Model:
 
     def forward(self, batch: Batch, cache: KvCache) -> StepResult:
         """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
+        self.ops.take_faults()  # of a step that was given up half-way: its rows are not these
         run = ForwardPass(self.ops, batch, cache)
         hidden = self.head.embed(run)
         hidden = self.ops.run_layers(hidden, self._served, batch, cache)
