@@ -6,14 +6,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PYTHONPATH :=
 
-SOURCES := plugin-api/src:host/src:plugins/mens-core/src:plugins/mens-cpu-ref/src
+SOURCES := plugin-api/src:host/src:plugins/mens-core/src:plugins/mens-cpu-ref/src:plugins/mens-torch-cuda/src
 HOST_STAMP := $(VENV)/.host-installed
 TEST_STAMP := $(VENV)/.test-installed
 WHEELS_STAMP := wheels/.built
 NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
 PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
 
-.PHONY: help demo demo-file test lint types unit wheels native clean bench lanes mutants
+.PHONY: help demo demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda
 
 help:
 	@echo "make demo    set up, install the CPU lane, import a real model, serve it, ask it"
@@ -21,6 +21,7 @@ help:
 	@echo "make wheels  build every distribution into wheels/"
 	@echo "make bench   measure against llama.cpp and the machine's limits"
 	@echo "make lanes   scalar reference, AVX2 and AVX-512 on the demo model: the same bytes, hashes printed"
+	@echo "make test-cuda, make bench-cuda   the CUDA lane beside the CPU lane, and its speed; without a GPU they say so"
 	@echo "make mutants change each class of kernel line once and see the vectors notice; an hour"
 
 demo: $(HOST_STAMP) $(WHEELS_STAMP)
@@ -88,6 +89,15 @@ lanes: demo native
 
 mutants: native
 	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../bench/results/mutants.json
+
+# They run in a Python that has torch for CUDA and cuda-bindings; nothing of CUDA is installed here.
+# Example: make test-cuda CUDA_PYTHON=/opt/torch/bin/python
+CUDA_PYTHON ?= $(or $(wildcard .venv-cuda/bin/python),$(PYTHON))
+test-cuda:
+	@$(CUDA_PYTHON) tests/gpu/check_lane.py
+
+bench-cuda:
+	@$(CUDA_PYTHON) bench/gpu.py --out bench/results
 
 clean:
 	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis

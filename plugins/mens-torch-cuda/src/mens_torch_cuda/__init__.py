@@ -1,0 +1,1 @@
+"""The CUDA lane: the grid kernels of `mens_core` on NVIDIA GPUs, with torch for memory and streams."""

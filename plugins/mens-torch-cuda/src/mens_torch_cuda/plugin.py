@@ -1,0 +1,71 @@
+"""The entry point of the plugin `mens-torch-cuda` (group `vox_host.backends`)."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vox_plugin_api.backend import Backend, BackendError, BackendInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mens_core.ops import Ops
+
+__all__ = ["backend", "refuse_options"]
+
+PLUGIN_ID = "mens-torch-cuda"
+
+
+def backend() -> Backend:
+    """Return the CUDA lane; the GPU is looked at and the kernels are compiled here.
+
+    Raises:
+        BackendError: there is no GPU that will do, or the kernels can't be built for it.
+    """
+    # numpy's matrix library is never called here; left alone it starts a thread for each core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Imported when the worker calls, so that importing the entry point costs and breaks nothing.
+    from mens_core.backend import MensBackend
+    from mens_core.conformance.quick import self_test
+    from mens_torch_cuda.fit import check_fit, weight_bytes
+    from mens_torch_cuda.start import free_memory, start
+    from vox_plugin_api.messages import LoadModelParams, SelfTestResult
+
+    started = start(os.environ)
+
+    def make_lane_for(params: LoadModelParams) -> Ops:
+        refuse_options(params.lane_options)
+        if params.model_dir:
+            free, total = free_memory()
+            check_fit(weight_bytes(Path(params.model_dir)), free=free, total=total, device=started.gpu.name)
+        return started.lane()
+
+    def test_operators() -> SelfTestResult:
+        return self_test(started.lane)
+
+    info = BackendInfo(
+        plugin_id=PLUGIN_ID,
+        plugin_version=version(PLUGIN_ID),
+        lane="cuda",
+        numerics=("canonical",),
+        capabilities=("generate", "evaluate", "trace"),
+    )
+    return MensBackend(info, make_lane_for, test_operators)
+
+
+def refuse_options(options: Mapping[str, str]) -> None:
+    """Refuse lane options: there are none yet.
+
+    Raises:
+        BackendError: `lane-option`.
+    """
+    if options:
+        raise BackendError(
+            "lane-option",
+            f"no lane option is called {', '.join(map(repr, sorted(options)))}; nothing was loaded",
+            facts={"found": dict(options), "known": {}},
+            remedy="Leave the option out; CUDA_VISIBLE_DEVICES chooses among GPUs.",
+        )

@@ -1,0 +1,100 @@
+"""Writes a model of Qwen3-0.6B's shape whose weights any machine can draw again (Philox).
+
+A pool of a million numbers is drawn once; each tensor reads it round and round from a place of its own. The
+pool's length is odd and shares no factor with a row's, so that no two rows of a matrix are alike.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.philox import STREAM_VECTORS, philox_words
+from vox_plugin_api.families import expected_shapes, parse_config
+
+__all__ = ["QWEN3_06B", "write_shape"]
+
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+}
+_POOL = 1_000_003
+_BLOCK = 32
+
+
+def write_shape(folder: Path, weight_format: str, *, layers: int = 28, seed: int = 6) -> Path:
+    """Write config and weights as "bf16" or "q8_0"; return the folder."""
+    settings = {**QWEN3_06B, "num_hidden_layers": layers}
+    words = philox_words(seed, STREAM_VECTORS, 1, _POOL)
+    pool = (words.astype(np.float64) / 2**31 - 1).astype(np.float32)
+    tensors: dict[str, tuple[str, list[int], bytes]] = {}
+    quantised: dict[str, Any] = {}
+    for number, (name, shape) in enumerate(expected_shapes(parse_config(settings)).items()):
+        full = "model." + name
+        if len(shape) == 1:
+            tensors[full] = ("F32", list(shape), (1 + pool[: shape[0]] / 8).tobytes())
+            continue
+        scale = np.float32(1.7 * shape[1] ** -0.5)
+        drawn = np.roll(pool, -7919 * number) * scale
+        if weight_format == "bf16":
+            tensors[full] = ("BF16", list(shape), _repeated(_as_bf16(drawn), shape[0] * shape[1]))
+        else:
+            data = _repeated(_as_q8_0(drawn), shape[0] * shape[1] // _BLOCK)
+            tensors[full] = ("U8", [len(data)], data)
+            quantised[full] = {"format": "q8_0", "shape": list(shape)}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings), "utf-8")
+    if quantised:
+        text = json.dumps({"version": 1, "tensors": quantised})
+        (folder / "quant-metadata.json").write_text(text, "utf-8")
+    _write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def _as_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _as_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Blocks [blocks, 34]: a float16 scale and 32 codes, of the whole blocks in x."""
+    rows = x[: len(x) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    scale = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    codes = np.clip(np.rint(rows / scale.astype(np.float32)), -127, 127).astype(np.int8)
+    return np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], axis=1)
+
+
+def _repeated(drawn: npt.NDArray[Any], count: int) -> bytes:
+    return np.concatenate([drawn] * -(-count // len(drawn)))[:count].tobytes()
+
+
+def _write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
