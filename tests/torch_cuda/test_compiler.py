@@ -160,10 +160,10 @@ def test_a_text_without_kernels_is_no_clean_text():
 
 @pytest.mark.skipif("VOX_NVRTC" not in os.environ, reason="set VOX_NVRTC=1 where there is NVRTC")
 def test_the_real_compiler_s_code_is_clean_and_its_other_options_are_not(tmp_path: Path):
-    from mens_core.kernel_source import grid_source
     from mens_torch_cuda.compiler import Nvrtc
+    from mens_torch_cuda.kernel_text import cuda_source
 
-    source = grid_source("cuda")
+    source = cuda_source()
     assert compiled(tmp_path, Nvrtc(), source=source, capability=(8, 0)).cubin
     # Of the roots the source says itself that they are rounded, whatever the option.
     for wrong in ("--fmad=true", "--ftz=false", "--prec-div=false"):

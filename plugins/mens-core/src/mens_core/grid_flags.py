@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from mens_core.grid_device import Buffer, Device
@@ -14,14 +16,25 @@ _ALIGNED = 4
 _SMALLEST = 4096
 
 
+class _Span(NamedTuple):
+    """Where one operator's call has its flags."""
+
+    name: str
+    number: int
+    """Of the buffer."""
+    first: int
+    rows: int
+
+
 class RowFlags:
     """An int32 per row and operator, zeroed in advance; a kernel sets it where a value is not finite."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._spans: list[tuple[str, int, int, int]] = []
-        """Operator, buffer, first flag, rows; in the order of the calls."""
+        self._spans: list[_Span] = []
         self._buffers: list[Buffer] = []
+        self._open = -1
+        """The buffer that has room, if any."""
         self._room = 0
         self._used = 0
 
@@ -31,26 +44,32 @@ class RowFlags:
         if self._used + needed > self._room:
             self._room = max(_SMALLEST, 2 * self._room, needed)
             self._buffers.append(self._device.zeros(4 * self._room))
-            self._used = 0
+            self._open, self._used = len(self._buffers) - 1, 0
         first, self._used = self._used, self._used + needed
-        self._spans.append((name, len(self._buffers) - 1, first, rows))
-        return self._device.part(self._buffers[-1], 4 * first, 4 * rows)
+        self._spans.append(_Span(name, self._open, first, rows))
+        return self._device.part(self._buffers[self._open], 4 * first, 4 * rows)
+
+    def adopt(self, others: RowFlags) -> None:
+        """Take the calls of another set, whose buffers were zeroed and written anew, behind those so far."""
+        before = len(self._buffers)
+        self._spans += [span._replace(number=span.number + before) for span in others._spans]
+        self._buffers += others._buffers
 
     def take(self) -> list[Fault]:
         """Return what was not finite since the last call, first operator first: one read per buffer."""
         faults = []
         ends: dict[int, int] = {}
-        for _, number, first, rows in self._spans:
-            ends[number] = first + rows
+        for span in self._spans:
+            ends[span.number] = span.first + span.rows
         found = {
             number: self._device.get(self._device.part(self._buffers[number], 0, 4 * end), np.int32, (end,))
             for number, end in ends.items()
             if end
         }
-        for name, number, first, rows in self._spans:
-            if rows:
-                at = np.flatnonzero(found[number][first : first + rows])
+        for span in self._spans:
+            if span.rows:
+                at = np.flatnonzero(found[span.number][span.first : span.first + span.rows])
                 if at.size:
-                    faults.append(Fault(name, tuple(int(row) for row in at)))
-        self._spans, self._buffers, self._room, self._used = [], [], 0, 0
+                    faults.append(Fault(span.name, tuple(int(row) for row in at)))
+        self._spans, self._buffers, self._open, self._room, self._used = [], [], -1, 0, 0
         return faults

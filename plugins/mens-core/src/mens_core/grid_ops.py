@@ -137,8 +137,7 @@ class GridOps(Ops):
 
     def embed(self, table: GridMatrix, token_ids: Ints, scale: float | None, *, name: str) -> GridTensor:
         """Rows of `table`, dequantised, times `scale`."""
-        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < table.rows:
-            raise IndexError(f"{name}: a token id is not in [0, {table.rows})")
+        self._check_ids(table.rows, token_ids, name)
         return self._rows(
             f"vox_embed_{table.format}",
             (table.buffer, self._ints(token_ids)),
@@ -155,26 +154,10 @@ class GridOps(Ops):
         self, x: GridTensor, weights: Sequence[GridMatrix], *, names: Sequence[str]
     ) -> list[GridTensor]:
         """`linear` with several weights; the activations are quantised once per block size."""
-        rows, columns = x.shape
         activations: dict[int, tuple[Buffer, ...]] = {0: (x.buffer,)}
-        outputs = []
-        for weight, name in zip(weights, names, strict=True):
-            if columns != weight.columns:
-                raise ValueError(
-                    f"{name}: x [{rows}, {columns}] does not fit [{weight.rows}, {weight.columns}]"
-                )
-            if weight.block not in activations:
-                activations[weight.block] = self._quantised(x, weight.block)
-            outputs.append(
-                self._rows(
-                    f"vox_linear_{weight.format}",
-                    (*activations[weight.block], weight.buffer),
-                    (rows, weight.rows),
-                    constants(weight.rows, columns),
-                    name,
-                )
-            )
-        return outputs
+        return [
+            self._linear(x, weight, activations, name) for weight, name in zip(weights, names, strict=True)
+        ]
 
     def rms_norm(self, x: GridTensor, weight: GridTensor, eps: float, *, name: str) -> GridTensor:
         """Each row over its root mean square, times `weight`."""
@@ -228,6 +211,18 @@ class GridOps(Ops):
         self, q: GridTensor, cache: GridKvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
     ) -> GridTensor:
         """Causal attention over the KV blocks of each row's sequence."""
+        return self._attention("vox_attention", q, cache, layer, batch, spec, name)
+
+    def _attention(
+        self,
+        kernel: str,
+        q: GridTensor,
+        cache: GridKvCache,
+        layer: int,
+        batch: Batch,
+        spec: AttentionSpec,
+        name: str,
+    ) -> GridTensor:
         if (q.shape[1], spec.kv_heads, spec.head_dim) != (
             spec.heads * spec.head_dim,
             cache.kv_heads,
@@ -235,7 +230,7 @@ class GridOps(Ops):
         ):
             raise ValueError(f"{name}: q {q.shape} and the cache do not fit {spec}")
         return self._rows(
-            "vox_attention",
+            kernel,
             (q.buffer, cache.keys[layer], cache.values[layer], *self._places(batch)),
             q.shape,
             constants(
@@ -359,6 +354,32 @@ class GridOps(Ops):
         flags = self._flags(name, rows)
         self._run(kernel, (*buffers, out.buffer, flags), args, (width if across is None else across, rows))
         return out
+
+    def _linear(
+        self, x: GridTensor, weight: Any, activations: dict[int, tuple[Buffer, ...]], name: str
+    ) -> GridTensor:
+        """One of several products with the same rows; what they share is kept in `activations`, by block."""
+        rows, columns = x.shape
+        if columns != weight.columns:
+            raise ValueError(f"{name}: x [{rows}, {columns}] does not fit [{weight.rows}, {weight.columns}]")
+        if weight.block not in activations:
+            activations[weight.block] = self._quantised(x, weight.block)
+        return self._launch_linear(activations[weight.block], rows, weight, name)
+
+    def _launch_linear(
+        self, activations: tuple[Buffer, ...], rows: int, weight: Any, name: str
+    ) -> GridTensor:
+        return self._rows(
+            f"vox_linear_{weight.format}",
+            (*activations, weight.buffer),
+            (rows, weight.rows),
+            constants(weight.rows, weight.columns),
+            name,
+        )
+
+    def _check_ids(self, rows: int, token_ids: Ints, name: str) -> None:
+        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < rows:
+            raise IndexError(f"{name}: a token id is not in [0, {rows})")
 
     def _pair(self, kernel: str, a: GridTensor, b: GridTensor, name: str) -> GridTensor:
         if a.shape != b.shape:

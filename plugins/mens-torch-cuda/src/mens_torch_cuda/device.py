@@ -6,6 +6,7 @@ Everything goes onto torch's current stream in the order of the calls; only `get
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import torch
 from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
+from mens_core.grid_ops import GridTensor
 from mens_core.kernel_source import GROUP
+from mens_torch_cuda.replay import UnrecordableError
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["CudaDevice"]
@@ -48,17 +51,30 @@ class CudaDevice:
                 remedy="Update the NVIDIA driver to one at least as new as the plugin's NVRTC.",
             )
         self._functions: dict[str, Any] = {}
+        runtime: Any = torch.cuda
+        self._aside = runtime.Stream()
+        self._is_capturing = False
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Copy an array there; it may be changed as soon as this returns."""
+        buffer = self.empty(array.nbytes)
+        self.write(buffer, array)
+        return buffer
+
+    def write(self, target: torch.Tensor, array: npt.NDArray[Any]) -> None:
+        """Copy an array onto a buffer; it may be changed as soon as this returns."""
+        if self._is_capturing:
+            raise UnrecordableError("a copy from the host")
         source = np.ascontiguousarray(array)
-        buffer = self.empty(source.nbytes)
         if source.nbytes:
             # Memory that is not pinned is copied aside before the call returns: nothing waits for the stream.
             self._check(
-                driver.cuMemcpyHtoDAsync(buffer.data_ptr(), source.ctypes.data, source.nbytes, self._stream())
+                driver.cuMemcpyHtoDAsync(target.data_ptr(), source.ctypes.data, source.nbytes, self._stream())
             )
-        return buffer
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy a buffer onto another."""
+        target.copy_(source)
 
     def zeros(self, nbytes: int) -> torch.Tensor:
         """Return zeroed memory."""
@@ -92,6 +108,8 @@ class CudaDevice:
 
     def get(self, buffer: torch.Tensor, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Copy back, and wait for it: the one call that does."""
+        if self._is_capturing:
+            raise UnrecordableError("a copy to the host")
         return buffer.cpu().numpy().view(dtype).reshape(shape)
 
     def launch(self, launch: Launch) -> None:
@@ -122,6 +140,25 @@ class CudaDevice:
                 0,
             )
         )
+
+    def capture(self, call: Callable[[], GridTensor]) -> tuple[GridTensor, Callable[[], None]]:
+        """Record the launches of `call` as a CUDA graph; see `replay.Capturing`."""
+        graph = torch.cuda.CUDAGraph()
+        current: Any = torch.cuda.current_stream()
+        # A stream of its own: the current one may be the legacy stream, which can't be captured.
+        self._aside.wait_stream(current)
+        self._is_capturing = True
+        try:
+            with torch.cuda.stream(self._aside):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    result = call()
+                finally:
+                    graph.capture_end()
+        finally:
+            self._is_capturing = False
+            current.wait_stream(self._aside)
+        return result, graph.replay
 
     def _function(self, name: str) -> Any:
         found = self._functions.get(name)

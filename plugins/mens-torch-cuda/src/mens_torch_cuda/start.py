@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mens_core.kernel_source import CUDA_OPTIONS, grid_source
+from mens_core.kernel_source import CUDA_OPTIONS
 from mens_torch_cuda.compiler import Kernels, Nvrtc, cache_folder, compile_kernels
 from mens_torch_cuda.gpu import Gpu, find_gpu
+from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 
 __all__ = ["Started", "free_memory", "start"]
@@ -45,9 +46,7 @@ def start(environment: Mapping[str, str]) -> Started:
         BackendError: a step refused; its code says which.
     """
     gpu = find_gpu()
-    kernels = compile_kernels(
-        grid_source("cuda"), CUDA_OPTIONS, gpu.capability, Nvrtc(), cache_folder(environment)
-    )
+    kernels = compile_kernels(cuda_source(), CUDA_OPTIONS, gpu.capability, Nvrtc(), cache_folder(environment))
     from mens_torch_cuda.device import CudaDevice
 
     return Started(gpu, kernels, CudaDevice(kernels.cubin))

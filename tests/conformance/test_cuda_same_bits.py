@@ -1,0 +1,182 @@
+"""The lane's own kernels and its recordings, run on the CPU in a GPU's place, beside the CPU lane.
+
+This says nothing of NVIDIA's compiler and hardware: `tests/gpu/check_lane.py` does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from grid_shim import build as shim
+from grid_shim.device import ShimDevice
+from grid_shim.shapes import SHAPES
+from lanes.batches import Sequences
+from lanes.tiny_models import BY_FAMILY, open_model, write_model
+from mens_core.conformance.cases import CASES
+from mens_core.conformance.inputs import floats, put, weight
+from mens_core.kernel_source import GROUP
+from mens_torch_cuda.kernel_text import cuda_source
+from mens_torch_cuda.lane import CudaOps
+from mens_torch_cuda.packed import PackedMatrix
+from mens_torch_cuda.replay import MOST_ROWS, UnrecordableError
+
+
+class CapturingShim(ShimDevice):
+    """Launches can be recorded and made later, as often as wanted; nothing runs while recording."""
+
+    def __init__(self, library):
+        super().__init__(library)
+        self.recorded = None
+        self.captures = 0
+        self.replays = 0
+
+    def capture(self, call):
+        self.recorded = log = []
+        self.captures += 1
+        try:
+            result = call()
+        finally:
+            self.recorded = None
+
+        def replay():
+            self.replays += 1
+            for step in log:
+                step()
+
+        return result, replay
+
+    def launch(self, launch):
+        if self.recorded is None:
+            super().launch(launch)
+        else:
+            self.recorded.append(lambda: ShimDevice.launch(self, launch))
+
+    def zeros(self, nbytes):
+        if self.recorded is None:
+            return super().zeros(nbytes)
+        buffer = self.empty(nbytes)
+        self.recorded.append(lambda: buffer.fill(0))
+        return buffer
+
+    def put(self, array):
+        if self.recorded is not None:
+            raise UnrecordableError("a copy from the host")
+        return super().put(array)
+
+    def get(self, buffer, dtype, shape):
+        if self.recorded is not None:
+            raise UnrecordableError("a copy to the host")
+        return super().get(buffer, dtype, shape)
+
+    def copy(self, target, source):
+        target[:] = source
+
+    def write(self, target, array):
+        target[:] = np.frombuffer(array.tobytes(), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    if shim.compiler() is None:
+        pytest.skip("needs a C++ compiler or the ziglang wheel")
+    return shim.build(tmp_path_factory.mktemp("cuda"), cuda_source(), "cuda")
+
+
+@pytest.fixture(scope="module")
+def reference(library):
+    from mens_cpu_ref.reference_lane import ReferenceOps
+
+    return ReferenceOps
+
+
+def results(case, ops):
+    ops.take_faults()
+    arrays = [np.asarray(array).tobytes() for array in case(ops)]
+    return [*arrays, *((fault.name, fault.rows) for fault in ops.take_faults())]
+
+
+@pytest.mark.parametrize("name", [*CASES, *SHAPES])
+def test_every_operator_gives_the_reference_s_bytes(built, reference, name):
+    case = {**CASES, **SHAPES}[name]
+    assert results(case, CudaOps(ShimDevice(built), facts={})) == results(case, reference())
+
+
+@pytest.mark.parametrize("format_", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 17])
+@pytest.mark.parametrize(("outputs", "columns"), [(1, 32), (16, 128), (17, 160), (33, 1024), (40, 1312)])
+def test_packed_weights_give_the_reference_s_bytes(built, reference, format_, rows, outputs, columns):
+    """Groups that are not full, chunks that are not whole, more rounds than one."""
+
+    def case(ops):
+        matrix = ops.load_matrix(weight(format_, 5, outputs, columns))
+        x = put(ops, floats(6, rows, columns, span=2, binades=9))
+        yield ops.to_host(ops.linear(x, matrix, name="linear"))
+        ids = np.array([outputs - 1, 0], np.int32)
+        yield ops.to_host(ops.embed(matrix, ids, 1.5, name="embed"))
+
+    lane = CudaOps(ShimDevice(built), facts={})
+    assert isinstance(lane.load_matrix(weight(format_, 5, outputs, columns)), PackedMatrix)
+    assert results(case, lane) == results(case, reference())
+
+
+def steps():
+    """Prompts that come and go, over a border of two blocks, and a batch that is large again."""
+    sequences = Sequences()
+    yield sequences.step([(0, [i % 97 for i in range(1, 120)]), (1, [5, 6, 7])])
+    for i in range(14):
+        yield sequences.step([(0, [i]), (1, [2 * i + 1])])
+    yield sequences.step([(2, [9] * (MOST_ROWS + 1))])
+    for i in range(3):
+        yield sequences.step([(2, [i]), (0, [3])])
+        yield sequences.step([(1, [i])])
+
+
+def run(path, ops):
+    model = open_model(path, ops).model
+    made = []
+    for cache in (model.new_cache(8), model.new_cache(8)):
+        for batch in steps():
+            result = model.forward(batch, cache)
+            made.append((ops.to_host(result.logits).tobytes(), result.faults))
+    return made
+
+
+@pytest.mark.parametrize("family", BY_FAMILY)
+def test_recorded_steps_give_the_cpu_lane_s_bytes(built, library, family, tmp_path):
+    from mens_cpu_ref.lane import CpuOps
+
+    path = write_model(tmp_path, BY_FAMILY[family])
+    device = CapturingShim(built)
+    assert run(path, CudaOps(device, facts={})) == run(path, CpuOps(library.kernels))
+    # Two shapes of step, recorded for each cache, and again when the rotary tables grew.
+    assert 4 <= device.captures <= 10
+    assert device.replays >= 2 * 14
+
+
+def test_a_row_that_is_not_finite_is_told_from_a_replay(built, tmp_path):
+    """In the replay where it happens, and in no later one."""
+    device = CapturingShim(built)
+    ops = CudaOps(device, facts={})
+    model = open_model(write_model(tmp_path, BY_FAMILY["qwen3"]), ops).model
+    cache, sequences = model.new_cache(8), Sequences()
+    model.forward(sequences.step([(0, [1, 2]), (1, [3])]), cache)
+    faults = []
+    for i in range(6):
+        if i == 3:  # a key of the second sequence becomes NaN, in the block that it was given
+            keys = cache.keys[1].view(np.float32).reshape(8, cache.kv_heads, cache.head_dim, 128)
+            keys[1, :, :, 0] = np.nan
+        if i == 4:
+            keys[1, :, :, 0] = 0
+            cache.values[1].view(np.float32)[:] = 0
+        batch = sequences.step([(0, [i]), (1, [i])])
+        faults.append([(fault.row, fault.name) for fault in model.forward(batch, cache).faults])
+    assert device.replays >= 4
+    assert faults[:3] == [[], [], []]
+    assert faults[3] == [(1, "layers.1.self_attn.attention")]
+    # What it wrote into the cache in that step is NaN too, in the layers behind.
+    assert all(row == 1 for row, _ in faults[4])
+
+
+def test_kernels_start_groups_of_the_size_they_are_written_for():
+    assert "kSlices = kGroup / kOutputs" in cuda_source() and GROUP == 128
