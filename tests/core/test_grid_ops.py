@@ -85,6 +85,13 @@ def test_indices_that_changed_in_place_are_copied_again():
     assert list(ops._ints(ids).view(np.int32)) == [7, 2]
 
 
+def test_indices_are_let_go_at_the_end_of_a_step():
+    ops = GridOps(CountingDevice(), make_angles)
+    before = ops._ints(np.array([1, 2], np.int32))
+    ops.take_faults()
+    assert ops._ints(np.array([1, 2], np.int32)) is not before
+
+
 def test_flags_come_back_by_operator_and_row_in_the_order_of_the_calls():
     device = CountingDevice()
     flags = RowFlags(device)

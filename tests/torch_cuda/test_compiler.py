@@ -63,7 +63,7 @@ def test_code_is_compiled_once_and_then_read(tmp_path: Path):
     first, second = (compiled(tmp_path / "a/b", compiler) for _ in range(2))
     assert (first.cache, second.cache) == ("written", "read")
     assert first.cubin == second.cubin == b"code of kernels"
-    assert compiler.calls == [("--gpu-architecture=sm_90", *CUDA_OPTIONS)]
+    assert compiler.calls == [("--gpu-architecture=sm_90", *CUDA_OPTIONS, "--no-cache")]
     assert [path.suffix for path in (tmp_path / "a/b").iterdir()] == [".cubin"]
 
 

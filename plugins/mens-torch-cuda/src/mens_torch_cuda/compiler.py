@@ -20,6 +20,8 @@ from vox_plugin_api.backend import BackendError
 __all__ = ["Compiler", "Kernels", "Nvrtc", "cache_folder", "compile_kernels"]
 
 _DIGEST_BYTES = 32
+_UNCACHED = "--no-cache"
+"""NVRTC 13.0 keeps code within a process, and finds that of other `--ftz` and `--prec-div` options too."""
 _SHOWN_LINES = 12
 
 
@@ -88,7 +90,7 @@ def compile_kernels(
     Raises:
         BackendError: `kernels-not-built` or `kernels-not-exact`; the lane can't be used.
     """
-    every = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *options)
+    every = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *options, _UNCACHED)
     digest = hashlib.sha256(source.encode()).hexdigest()
     try:
         version = compiler.version()
