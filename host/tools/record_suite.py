@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mens_core.backend import MensBackend
+from mens_core.conformance.definition import SUITE_VERSION
 from mens_core.conformance.planted import RoundedToBf16
 from mens_core.conformance.suite import GROUPS, answer, cases_of
 from mens_core.numerics import NUMERICS_VERSION
@@ -58,10 +59,32 @@ def record_group(group: str, make_ops: MakeOps, made_by: str, folder: Path) -> N
     for case in cases_of(group):
         reply = answer(lambda: ops, ConformanceParams(group=group, case=case))
         assert isinstance(reply.result, ConformanceResult)
-        cases[case] = reply.result.model_dump(mode="json", include={"outputs", "faults"})
+        cases[case] = reply.result.model_dump(mode="json", include={"outputs", "faults", "definition"})
         for number, (output, data) in enumerate(zip(reply.result.outputs, reply.slices, strict=True)):
             arrays.append((f"{case}#{number}", _DTYPES[output.dtype], output.shape, data))
-    write(folder, group, {"numerics_version": NUMERICS_VERSION, "made_by": made_by, "cases": cases}, arrays)
+    refuse_same_version(group, cases)
+    index = {
+        "numerics_version": NUMERICS_VERSION,
+        "suite_version": SUITE_VERSION,
+        "made_by": made_by,
+        "cases": cases,
+    }
+    write(folder, group, index, arrays)
+
+
+def refuse_same_version(group: str, cases: dict[str, Any]) -> None:
+    """Exit where cases differ from those recorded under the same version of the suite."""
+    recorded = json.loads((EXPECTED_DIR / f"{group}.json").read_bytes())
+    if recorded.get("suite_version") != SUITE_VERSION:
+        return
+    before = {name: case["definition"] for name, case in recorded["cases"].items()}
+    now = {name: case["definition"] for name, case in cases.items()}
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if changed:
+        sys.exit(
+            f"{group}: these cases are not those recorded as suite {SUITE_VERSION}: {', '.join(changed)}; "
+            "nothing was written for it. Raise SUITE_VERSION in mens_core/conformance/definition.py."
+        )
 
 
 def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:

@@ -31,7 +31,7 @@ def main(library: Path) -> int:
     for threads in (1, 2):
         native.set_threads(threads)
         for group in GROUPS:
-            for case in load_group(group)[1]:
+            for case in load_group(group).cases:
                 reply = answer(lambda: ops, ConformanceParams(group=group, case=case.name))
                 assert isinstance(reply.result, ConformanceResult)
                 difference = compare_case(case, reply.result, reply.slices)

@@ -55,3 +55,8 @@ class ConformanceResult(Message):
     numerics_version: int
     outputs: list[CaseOutput]
     faults: list[CaseFault] = Field(default_factory=list)
+    definition: Digest | None = None
+    """Which case it was: the digest of all that it asked of the lane (`mens_core.conformance.definition`).
+    Two suites may give one name to two cases, and outputs of two cases can't be compared."""
+    suite_version: int | None = None
+    """The worker's count of changes of the cases; it tells which of two suites is the older one."""

@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 def test_a_right_lane_is_bitwise(whole):
     lane, facts = whole
     assert facts["verdict"] == "bitwise"
-    assert (facts["failed"], facts["first_difference"]) == (0, None)
+    assert (facts["failed"], facts["not_comparable"], facts["first_difference"]) == (0, 0, None)
     # A lane that only serves, and says so.
     assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates", "training"]
     assert [group["name"] for group in facts["groups"]] == list(known_groups())
@@ -216,6 +216,67 @@ def test_a_lane_that_dies_on_an_operator_is_a_failure(tmp_path):
     last = facts["groups"][0]["results"][-2:]
     assert last[0]["name"].endswith("/tails") and "worker-died" in last[0]["detail"]
     assert last[1]["name"] == "worker"
+
+
+# --- a plugin of another suite --------------------------------------------------------------------
+
+OTHER_SUITE = """
+from mens_core.conformance import suite
+from mens_core.conformance.inputs import floats, put
+
+
+def older_add(ops):
+    a = put(ops, floats(21, 2, 300))
+    yield ops.to_host(ops.add(a, a, name="add"))
+    yield ops.to_host(a)
+
+
+suite.SUITE_VERSION = {version}
+suite.CASES = {{**suite.CASES, "add": older_add}}
+suite.EXTENDED = {{name: case for name, case in suite.EXTENDED.items() if name != "softcap/edges"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(0, "reinstall the plugin, built with the mens-core of suite"), (10**6, "update vox-host")],
+)
+def test_a_case_of_another_suite_is_not_comparable_and_not_wrong(version, remedy, tmp_path):
+    lane = cpu_lane(tmp_path / "home", imports=OTHER_SUITE.format(version=version))
+    facts = check(lane, "--only", "operators", status=6)
+    assert (facts["verdict"], facts["failed"], facts["not_comparable"]) == ("not comparable", 0, 2)
+    assert facts["first_difference"] is None
+    said = {r["name"]: r["detail"] for r in facts["groups"][0]["results"] if r["grade"] != "bitwise"}
+    assert set(said) == {"add", "softcap/edges"}
+    assert "is expected" in said["add"] and "no such case" in said["softcap/edges"]
+    assert all(remedy in detail and f"has suite {version}" in detail for detail in said.values())
+    printed = lane.run("plugin", "check", "vox-lane", "--only", "operators").stdout
+    assert "not comparable" in printed and remedy in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("stated", ["'0' * 64", "None"])
+def test_a_check_with_nothing_comparable_fails(stated, tmp_path):
+    imports = (
+        "from mens_core.conformance import suite\n"
+        f"suite.definition = lambda case: {stated}\n"
+        "suite.SUITE_VERSION = None\n"
+    )
+    facts = check(cpu_lane(tmp_path / "home", imports=imports), "--only", "operators", status=6)
+    assert (facts["verdict"], facts["failed"]) == ("failed", 0)
+    assert facts["not_comparable"] == facts["cases"] > 50
+    details = {r["detail"] for r in facts["groups"][0]["results"]}
+    assert all("states no version of its suite" in detail for detail in details)
+
+
+def test_a_mistake_in_what_is_comparable_still_fails(tmp_path):
+    lane = cpu_lane(
+        tmp_path / "home",
+        f"PLANTED['missing-head-norm'].plant({RIGHT})",
+        "from mens_core.conformance.planted import PLANTED\n" + OTHER_SUITE.format(version=0),
+    )
+    facts = check(lane, "--only", "operators", status=6)
+    assert (facts["verdict"], facts["not_comparable"]) == ("failed", 2)
+    assert facts["first_difference"]["operator"] == "head_norm"
 
 
 # --- plugins that promise no bits ------------------------------------------------------------------

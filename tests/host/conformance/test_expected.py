@@ -9,6 +9,7 @@ import pytest
 
 from lanes.every_lane import make_lane
 from mens_core import philox as numpy_philox
+from mens_core.conformance.definition import SUITE_VERSION, definition
 from mens_core.conformance.suite import GROUPS, cases_of
 from vox_host.conformance import expected
 from vox_host.conformance.tiny_models import TINY_MODELS, philox, write_model
@@ -38,10 +39,25 @@ def test_the_shipped_bytes_are_the_reference_s(recorder, request, tmp_path):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_case_has_its_bytes(group):
-    _, cases = expected.load_group(group)
+    suite = expected.load_group(group)
+    cases = suite.cases
+    assert suite.suite_version == SUITE_VERSION
+    assert {case.name: case.definition for case in cases} == {
+        name: definition(case) for name, case in cases_of(group).items()
+    }
     assert {case.name for case in cases} == set(cases_of(group))
     assert all(output.data is not None for case in cases for output in case.outputs)
     assert sum(len(case.outputs) + len(case.faults) for case in cases) > len(cases)
+
+
+def test_changed_cases_are_not_recorded_under_the_old_version(recorder, monkeypatch):
+    cases = {case.name: {"definition": case.definition} for case in expected.load_group("updates").cases}
+    recorder.refuse_same_version("updates", cases)
+    cases["adamw"] = {"definition": "0" * 64}
+    with pytest.raises(SystemExit, match=r"adamw; nothing was written for it\. Raise SUITE_VERSION"):
+        recorder.refuse_same_version("updates", cases)
+    monkeypatch.setattr(recorder, "SUITE_VERSION", SUITE_VERSION + 1)
+    recorder.refuse_same_version("updates", cases)
 
 
 def test_the_suite_is_small_enough_to_ship():

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fixtures.installed_lane import InstalledLane, install_lane
 from fixtures.tiny_home import add_tiny_model
 from lanes.every_lane import make_lane
+from mens_cpu_ref.library import load_library
+from vox_host.errors import UsageError
+from vox_host.parity.requests import Asked
+from vox_host.parity.training import EXAMPLE_TOKENS, Taken, ask_steps, first_step_apart
+from vox_plugin_api.messages import SamplingParams
 
 CODE = """
 from mens_core.backend import MensBackend
@@ -32,6 +38,13 @@ def backend():
     return MensBackend(info, make_lane, lambda: self_test(make_lane))
 """
 
+TRAINER = (
+    CODE.replace("mens_cpu_ref.lane import CpuOps", "mens_cpu_ref.training_lane import CpuTrainingOps")
+    .replace("CpuOps(library.kernels)", "CpuTrainingOps(library)")
+    .replace('"trace"))', '"trace", "train"))')
+    .replace("vox-lane", "vox-trainer")
+)
+
 
 @pytest.fixture(scope="module")
 def lane(request, tmp_path_factory) -> InstalledLane:
@@ -45,6 +58,16 @@ def lane(request, tmp_path_factory) -> InstalledLane:
         capabilities='"generate", "evaluate", "trace", "train"',
     )
     return install_lane(home, "vox-lane", CODE)
+
+
+def has_avx512() -> bool:
+    library = load_library()
+    try:
+        library.force_isa("avx512")
+    except ValueError:
+        return False
+    library.force_isa("")
+    return True
 
 
 def parity(lane: InstalledLane, *arguments: object, status: int) -> dict:
@@ -135,3 +158,94 @@ def test_what_can_t_be_compared_is_refused(lane, arguments, status, said):
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- steps of training ---------------------------------------------------------------------------
+
+
+def test_steps_of_training_are_the_same_bytes_on_every_way(lane, tmp_path):
+    ways = ["isa=reference", "isa=avx2", *(["isa=avx512"] if has_avx512() else [])]
+    plugins = [part for way in ways for part in ("--plugin", f"mens-cpu-ref:{way}")]
+    ask = ("--max-tokens", "2", "--seed", "3", "--train-steps", "3")
+    out = tmp_path / "certificate.json"
+    facts = parity(lane, *plugins, *ask, "--out", out, status=0)
+    assert (facts["verdict"], facts["training_differences"]) == ("bitwise", [])
+    taken = facts["sides"][0]["taken"]
+    assert all(side["taken"] == taken for side in facts["sides"])
+    assert [step["step"] for step in taken] == [0, 1, 2, 3]
+    # Each step moves: values that never change could not differ.
+    for field in ("loss", "gradient_norm", "learning_rate"):
+        assert len({step[field] for step in taken[1:]}) > 1, field
+    assert len({step["adapter_digest"] for step in taken}) == 4
+
+    one = ("--plugin", "mens-cpu-ref:isa=avx2")
+    assert parity(lane, *one, *ask, "--against", out, status=0)["verdict"] == "bitwise"
+    other_seed = lane.run(
+        "parity", "--model", "gemma3", *one, *ask[:3], "4", *ask[4:], "--against", out
+    )  # fmt: skip
+    assert other_seed.returncode == 2 and "it is about another" in other_seed.stderr
+    facts["sides"][1]["taken"][2]["gradient_norm"] = "3f800000"
+    out.write_text(json.dumps(facts))
+    (difference,) = parity(lane, *one, *ask, "--against", out, status=6)["training_differences"]
+    assert (difference["step"], difference["what"]) == (2, "gradient_norm")
+    assert (difference["found"], difference["operator"]) == ("3f800000", None)
+
+
+def test_a_certificate_without_steps_is_not_compared_with_steps(lane, tmp_path):
+    out = tmp_path / "certificate.json"
+    ask = ("--plugin", "mens-cpu-ref", "--max-tokens", "2")
+    parity(lane, *ask, "--out", out, status=0)
+    done = lane.run("parity", "--model", "gemma3", *ask, "--train-steps", "1", "--against", out)
+    assert done.returncode == 2
+    assert "another training" in done.stderr and "no steps of training" in done.stderr
+
+
+def test_a_wrong_gradient_parts_at_a_step_and_an_operator(lane):
+    install_lane(
+        lane.home,
+        "vox-trainer",
+        TRAINER,
+        capabilities='"generate", "evaluate", "trace", "train"',
+    )
+    ask = ("--max-tokens", "2", "--train-steps", "2", "--plugin", "mens-cpu-ref", "--plugin")
+    assert parity(lane, *ask, "vox-trainer", status=0)["verdict"] == "bitwise"
+    facts = parity(lane, *ask, "vox-trainer:planted=wrong-gradient", status=6)
+    assert (facts["verdict"], facts["differences"]) == ("failed", [])
+    (difference,) = facts["training_differences"]
+    assert difference["side"] == "vox-trainer:planted=wrong-gradient"
+    # The loss is of before the step, so it is the forward's and right.
+    assert (difference["step"], difference["what"]) == (1, "gradient_norm")
+    assert (difference["operator"], difference["case"]) == ("rms_norm_backward", "rms_norm_backward")
+    assert difference["element"] is not None
+    assert difference["operator_expected"] != difference["operator_found"]
+    printed = lane.run("parity", "--model", "gemma3", *ask, "vox-trainer:planted=wrong-gradient").stdout
+    assert "first operator rms_norm_backward" in " ".join(printed.split())
+
+
+def test_a_plugin_that_does_not_train_is_refused_before_anything_runs(lane):
+    ask = ("--plugin", "mens-cpu-ref", "--plugin", "vox-lane", "--train-steps", "1")
+    done = lane.run("parity", "--model", "gemma3", *ask)
+    assert done.returncode == 3
+    assert "\"vox-lane\" has no capability 'train', which --train-steps needs" in done.stderr
+    assert "nothing was started" in done.stderr
+    assert "requests" not in done.stderr + done.stdout
+
+
+def test_prompts_of_one_token_train_nothing(lane, tmp_path):
+    asked = [Asked(1, (5,), 1, SamplingParams(), ())]
+    with pytest.raises(UsageError, match="no prompt has two tokens"):
+        ask_steps(asked, 1, 0)
+    long = Asked(2, tuple(range(200)), 1, SamplingParams(), ())
+    (example,) = ask_steps([*asked, long], 1, 0).examples
+    assert (len(example.token_ids), sum(example.loss_mask)) == (EXAMPLE_TOKENS, EXAMPLE_TOKENS - 1)
+
+
+@pytest.mark.parametrize("field", [f for f in Taken.__dataclass_fields__ if f != "step"])
+def test_every_value_of_a_step_is_compared(field):
+    right = (Taken(0, "", "", "", 0, "a"), Taken(1, "b", "c", "d", 5, "e"), Taken(2, "f", "g", "h", 5, "i"))
+    assert first_step_apart(right, right, side="x", against="y") is None
+    wrong = (*right[:2], replace(right[2], **{field: 6 if field == "trained_tokens" else "z"}))
+    parting = first_step_apart(right, wrong, side="x", against="y")
+    assert parting is not None and (parting.step, parting.what) == (2, field)
+    short = first_step_apart(right, right[:2], side="x", against="y")
+    assert short is not None and (short.what, short.expected, short.found) == ("steps", "3", "2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,10 @@ from vox_host.models.verifying import verify_files
 from vox_host.parity.certificate import certificate, machine_facts, parse_certificate
 from vox_host.parity.compare import Parting, SideResult, first_parting
 from vox_host.parity.requests import REFERENCE_PROMPTS, Asked, parse_prompts, prompts_digest
-from vox_host.parity.run import Job, ask_side, find_candidate, locate
+from vox_host.parity.run import Job, ask_side, find_candidate, locate, require_capabilities
 from vox_host.parity.sides import Side, parse_sides
+from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart
+from vox_host.parity.training_run import locate_operator, take_steps
 from vox_host.resolution import Candidate
 from vox_host.settings import load_settings
 from vox_plugin_api import messages as m
@@ -56,6 +59,16 @@ def parity(
         float, typer.Option("--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token.")
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Where chance has a part.")] = 0,
+    train_steps: Annotated[
+        int,
+        typer.Option(
+            "--train-steps",
+            min=0,
+            max=1000,
+            help="Steps of training on the prompts' tokens, with adapters of rank 8 on all linear layers; "
+            "--seed draws their first values. Needs plugins that train.",
+        ),
+    ] = 0,
     against: Annotated[
         list[Path] | None,
         typer.Option("--against", help="A certificate made elsewhere with the same model and requests."),
@@ -78,15 +91,23 @@ def parity(
         sides = parse_sides([plugin[0], plugin[0]])
     candidates = discover(settings.plugins_dir)
     chosen = [(side, find_candidate(candidates, side.plugin)) for side in sides]
+    needed: tuple[m.Capability, ...] = ("generate", "evaluate")
+    candidates = [candidate for _, candidate in chosen]
+    require_capabilities(candidates, (*needed, "train") if train_steps else needed)
     found = Catalogue(settings.models_dir).find(model)
     verify_files(found, lambda *_: None, trust_unchanged=True)
     asked = _asked(found, prompts, max_tokens, m.SamplingParams(temperature=temperature, seed=seed))
     digest = prompts_digest(asked)
+    training = ask_steps(asked, train_steps, seed) if train_steps else None
     certified = [
         side
         for path in against or []
         for side in parse_certificate(
-            _read(path, "--against"), path.name, model_digest=found.digest, prompts_sha256=digest
+            _read(path, "--against"),
+            path.name,
+            model_digest=found.digest,
+            prompts_sha256=digest,
+            training_sha256=training.digest if training else None,
         )
     ]
     job = Job(
@@ -97,7 +118,7 @@ def parity(
         context_length=context_length,
         say=print_progress,
     )
-    results, partings = asyncio.run(_run(job, chosen, certified))
+    results, partings, apart = asyncio.run(_run(job, chosen, certified, training))
     facts = certificate(
         model=found.name,
         model_digest=found.digest,
@@ -105,21 +126,31 @@ def parity(
         sides=results,
         partings=partings,
         machine=machine_facts(),
+        training_sha256=training.digest if training else None,
+        training_partings=apart,
     )
     if out is not None:
         write_report(out, facts)
     if as_json:
         print_json(facts)
     else:
-        _print(facts, results, partings)
+        _print(facts, results, [*partings, *apart])
     if facts["verdict"] == "failed" or (facts["verdict"] == "same tokens" and _promise_bits(results)):
         raise typer.Exit(EXIT_GATE_FAILED)
 
 
 async def _run(
-    job: Job, chosen: Sequence[tuple[Side, Candidate]], certified: Sequence[SideResult]
-) -> tuple[list[SideResult], list[Parting]]:
+    job: Job,
+    chosen: Sequence[tuple[Side, Candidate]],
+    certified: Sequence[SideResult],
+    training: TrainingAsked | None,
+) -> tuple[list[SideResult], list[Parting], list[TrainingParting]]:
     results = [await ask_side(job, side, candidate) for side, candidate in chosen]
+    if training is not None:
+        results = [
+            replace(result, taken=await take_steps(job, side, candidate, training))
+            for result, (side, candidate) in zip(results, chosen, strict=True)
+        ]
     partings: list[Parting] = []
     for place, result in enumerate([*results, *certified]):
         parting = first_parting(results[0], result)
@@ -130,7 +161,15 @@ async def _run(
             answer = answers.get(parting.request, ())
             parting = await locate(job, parting, chosen[0], chosen[place], answer)
         partings.append(parting)
-    return [*results, *certified], partings
+    apart: list[TrainingParting] = []
+    for place, result in enumerate([*results, *certified]):
+        step = first_step_apart(results[0].taken, result.taken, side=result.label, against=results[0].label)
+        if step is None:
+            continue
+        if place < len(chosen):
+            step = await locate_operator(job, step, chosen[0], chosen[place])
+        apart.append(step)
+    return [*results, *certified], partings, apart
 
 
 def _asked(
@@ -160,7 +199,9 @@ def _promise_bits(results: Sequence[SideResult]) -> bool:
     return all(result.numerics == "canonical" for result in results)
 
 
-def _print(facts: dict[str, Any], results: Sequence[SideResult], partings: Sequence[Parting]) -> None:
+def _print(
+    facts: dict[str, Any], results: Sequence[SideResult], partings: Sequence[Parting | TrainingParting]
+) -> None:
     rows = [
         (
             result.label,
@@ -173,11 +214,26 @@ def _print(facts: dict[str, Any], results: Sequence[SideResult], partings: Seque
         for answer in result.answers
     ]
     print_table(("side", "request", "logits", "tokens", "answer"), rows)
+    steps = [
+        (
+            result.label,
+            str(step.step) if step.step else "before",
+            step.loss,
+            step.gradient_norm,
+            step.learning_rate,
+            step.adapter_digest[:16],
+        )
+        for result in results
+        for step in result.taken
+    ]
+    if steps:
+        print_table(("side", "step", "loss", "gradient norm", "learning rate", "adapter"), steps)
     for result in results:
         print_line(f"{result.label}: transcript sha256:{result.transcript_sha256}")
     for parting in partings:
         print_line(f"{parting.side} differs from {parting.against}: {parting}")
     print_line(
         f"{facts['verdict']}: {len(results)} sides, {facts['requests']} requests, "
+        f"{max(len(result.taken) for result in results) - 1 if steps else 0} steps of training, "
         f"model sha256:{facts['model_digest']}, prompts sha256:{facts['prompts_digest']}"
     )

@@ -70,7 +70,8 @@ def check(
         print_warning(
             f"{plugin} has no receipt, so the verdict was not stored: it would be about no known bytes"
         )
-    if report.verdict == "failed":
+    # What was not compared has passed no gate.
+    if report.verdict in ("failed", "not comparable"):
         raise typer.Exit(EXIT_GATE_FAILED)
 
 
@@ -100,11 +101,12 @@ def _print(report: Report) -> None:
             group.verdict or ("skipped" if group.skipped else "passed"),
             str(group.run),
             str(group.failed),
+            str(group.not_comparable),
             group.skipped or _first_failure(group.cases),
         )
         for group in report.groups
     ]
-    print_table(("group", "verdict", "cases", "failed", ""), rows)
+    print_table(("group", "verdict", "cases", "failed", "not comparable", ""), rows)
     for group in report.groups:
         for case in group.cases:
             if case.is_skipped:
@@ -114,7 +116,7 @@ def _print(report: Report) -> None:
     digest = f"tree sha256:{report.plugin_tree_digest}" if report.plugin_tree_digest else "no receipt"
     print_line(
         f"{report.plugin} {report.plugin_version}, numerics {report.numerics_version}: {report.verdict} "
-        f"({report.cases} cases, {report.failed} failed; {digest})"
+        f"({report.cases} cases, {report.failed} failed, {report.not_comparable} not comparable; {digest})"
     )
     if report.first_difference is not None:
         first = report.first_difference
@@ -122,4 +124,6 @@ def _print(report: Report) -> None:
 
 
 def _first_failure(cases: tuple[CaseResult, ...]) -> str:
-    return next((f"{case.name}: {case.detail}" for case in cases if case.is_failed), "")
+    worst_first = sorted(cases, key=lambda case: not case.is_failed)
+    bad = (case for case in worst_first if case.is_failed or case.is_not_comparable)
+    return next((f"{case.name}: {case.detail}" for case in bad), "")

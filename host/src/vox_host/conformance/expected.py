@@ -1,6 +1,6 @@
 """What is right: outputs of the scalar reference, as they were recorded.
 
-    recorded/GROUP.json           per case: operator, shape, type and digest of each output; faults
+    recorded/GROUP.json           per case: definition; operator, shape, type, digest of each output; faults
     recorded/GROUP.safetensors    the outputs' bytes, under "CASE#NUMBER"
     recorded/models.json          per tiny model: its digest, traces, answers, scores
 
@@ -21,7 +21,15 @@ from vox_host.errors import IntegrityError
 from vox_plugin_api.checkpoint import CheckpointError
 from vox_plugin_api.safetensors_file import read_safetensors_header
 
-__all__ = ["EXPECTED_DIR", "ExpectedCase", "ExpectedOutput", "load_group", "load_models", "suite_digest"]
+__all__ = [
+    "EXPECTED_DIR",
+    "ExpectedCase",
+    "ExpectedGroup",
+    "ExpectedOutput",
+    "load_group",
+    "load_models",
+    "suite_digest",
+]
 
 EXPECTED_DIR = Path(__file__).with_name("recorded")
 
@@ -46,6 +54,17 @@ class ExpectedCase:
     name: str
     outputs: tuple[ExpectedOutput, ...]
     faults: tuple[tuple[str, tuple[int, ...]], ...]
+    definition: str
+    """SHA-256 of what the case asked of the lane when it was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGroup:
+    """A group of operators' cases."""
+
+    numerics_version: int
+    suite_version: int
+    cases: tuple[ExpectedCase, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +73,8 @@ class _File:
     data: Mapping[str, bytes]
 
 
-def load_group(name: str) -> tuple[int, tuple[ExpectedCase, ...]]:
-    """Return the version of the numerics and the cases of a group of operators.
+def load_group(name: str) -> ExpectedGroup:
+    """Return the cases of a group of operators, and the versions they are of.
 
     Raises:
         IntegrityError: the suite's files are damaged.
@@ -69,10 +88,11 @@ def load_group(name: str) -> tuple[int, tuple[ExpectedCase, ...]]:
                 for number, output in enumerate(entry["outputs"])
             ),
             faults=tuple((fault["name"], tuple(fault["rows"])) for fault in entry["faults"]),
+            definition=entry["definition"],
         )
         for case, entry in file.index["cases"].items()
     )
-    return int(file.index["numerics_version"]), cases
+    return ExpectedGroup(int(file.index["numerics_version"]), int(file.index["suite_version"]), cases)
 
 
 def load_models() -> tuple[Mapping[str, Any], Mapping[str, bytes]]:

@@ -33,6 +33,7 @@ class StoredVerdict(BaseModel):
     verdict: str
     cases: int
     failed: int
+    not_comparable: int = 0
     plugin: str
     plugin_version: str
     plugin_tree_digest: str
@@ -67,6 +68,7 @@ def store_verdict(plugins_dir: Path, report: Report) -> Path | None:
         verdict=report.verdict,
         cases=report.cases,
         failed=report.failed,
+        not_comparable=report.not_comparable,
         plugin=report.plugin,
         plugin_version=report.plugin_version,
         plugin_tree_digest=report.plugin_tree_digest,

@@ -94,6 +94,8 @@ async def _run_group(session: Session, name: str, group: Group, *, was_asked_for
             cases.append(result)
             if result.is_failed:
                 session.say(f"  FAILED {result.name}: {result.detail}")
+            elif result.is_not_comparable and not any(case.is_not_comparable for case in cases[:-1]):
+                session.say(f"  not comparable: {result.name}: {result.detail}")
     except NotOfferedError as reason:
         skipped = str(reason)
         session.say(f"  skipped: {reason}")

@@ -1,6 +1,8 @@
 """What the cases of a check came to (pure).
 
-A grade is earned: nothing that was not run counts for anything, and no case at all is a failure.
+A grade is earned: nothing that was not run counts for anything, and no case at all is a failure. A
+case that is not the recorded one was run and compared with nothing: it is counted apart, and as long as
+there is one, no better verdict than *not comparable* is given.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from vox_host.conformance.compare import Difference
 
 __all__ = ["CaseResult", "GroupResult", "Report", "Verdict", "worst"]
 
-Verdict = Literal["passed", "bitwise", "same tokens", "within tolerance", "failed"]
+Verdict = Literal["passed", "bitwise", "same tokens", "within tolerance", "not comparable", "failed"]
+_COMPARED: tuple[Verdict, ...] = ("bitwise", "same tokens", "within tolerance")
 _ORDER: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -32,9 +35,14 @@ class CaseResult:
     def is_failed(self) -> bool:
         return self.grade == "failed"
 
+    @property
+    def is_not_comparable(self) -> bool:
+        return self.grade == "not comparable"
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
         status = "skipped" if self.is_skipped else "failed" if self.is_failed else "passed"
+        status = "not comparable" if self.is_not_comparable else status
         return {
             "name": self.name,
             "status": status,
@@ -64,6 +72,10 @@ class GroupResult:
         return sum(case.is_failed for case in self.cases)
 
     @property
+    def not_comparable(self) -> int:
+        return sum(case.is_not_comparable for case in self.cases)
+
+    @property
     def verdict(self) -> Verdict | None:
         """The group's grade; None where it was skipped or grades nothing."""
         if self.run == 0:
@@ -77,6 +89,7 @@ class GroupResult:
             "verdict": self.verdict,
             "cases": self.run,
             "failed": self.failed,
+            "not_comparable": self.not_comparable,
             "skipped": sum(case.is_skipped for case in self.cases),
             "skipped_because": self.skipped,
             "results": [case.as_dict() for case in self.cases],
@@ -109,10 +122,19 @@ class Report:
         return sum(group.failed for group in self.groups)
 
     @property
+    def not_comparable(self) -> int:
+        return sum(group.not_comparable for group in self.groups)
+
+    @property
     def verdict(self) -> Verdict:
-        """The worst grade of any group. Without one case it is *failed*; so is a whole check in which
-        nothing compared results. *passed* is left for a part that grades nothing."""
+        """The worst grade of any group. Without one case it is *failed*; so is a check in which nothing
+        was comparable, and a whole one in which nothing compared results. *passed* is left for a part
+        that grades nothing."""
         if self.cases == 0:
+            return "failed"
+        if self.not_comparable and not any(
+            case.grade in _COMPARED for group in self.groups for case in group.cases
+        ):
             return "failed"
         graded = worst(group.verdict for group in self.groups)
         if graded is None:
@@ -131,6 +153,7 @@ class Report:
             "verdict": self.verdict,
             "cases": self.cases,
             "failed": self.failed,
+            "not_comparable": self.not_comparable,
             "skipped": [
                 {"group": group.name, "reason": group.skipped}
                 for group in self.groups

@@ -9,6 +9,7 @@ from typing import Any
 
 from vox_host.errors import UsageError
 from vox_host.parity.compare import Answered, Parting, SideResult
+from vox_host.parity.training import Taken, TrainingParting
 
 __all__ = ["certificate", "machine_facts", "parse_certificate"]
 
@@ -23,18 +24,22 @@ def certificate(
     sides: Sequence[SideResult],
     partings: Sequence[Parting],
     machine: Mapping[str, Any],
+    training_sha256: str | None = None,
+    training_partings: Sequence[TrainingParting] = (),
 ) -> dict[str, Any]:
     """Return the certificate. Nothing in `observation` is compared, now or later."""
     return {
         "certificate": _VERSION,
-        "verdict": verdict(sides, partings),
+        "verdict": verdict(sides, partings, training_partings),
         "model": model,
         "model_digest": model_digest,
         "prompts_digest": prompts_sha256,
+        "training_digest": training_sha256,
         "requests": max((len(side.answers) for side in sides), default=0),
         "numerics": sorted({f"{side.numerics} {side.numerics_version}" for side in sides}),
         "sides": [side.as_dict() for side in sides],
         "differences": [parting.as_dict() for parting in partings],
+        "training_differences": [parting.as_dict() for parting in training_partings],
         "observation": {
             "machine": dict(machine),
             "sides": {side.label: dict(side.observation) for side in sides},
@@ -42,9 +47,16 @@ def certificate(
     }
 
 
-def verdict(sides: Sequence[SideResult], partings: Sequence[Parting]) -> str:
-    """Return *bitwise*, *same tokens* or *failed*; of nothing compared, *failed*."""
-    if len(sides) < 2 or not all(side.answers for side in sides):
+def verdict(
+    sides: Sequence[SideResult],
+    partings: Sequence[Parting],
+    training_partings: Sequence[TrainingParting] = (),
+) -> str:
+    """Return *bitwise*, *same tokens* or *failed*; of nothing compared, *failed*.
+
+    Training has no grade between: a step that differs is another adapter.
+    """
+    if len(sides) < 2 or not all(side.answers for side in sides) or training_partings:
         return "failed"
     if not partings:
         return "bitwise"
@@ -52,7 +64,9 @@ def verdict(sides: Sequence[SideResult], partings: Sequence[Parting]) -> str:
     return "same tokens" if len(tokens) == 1 else "failed"
 
 
-def parse_certificate(data: bytes, name: str, *, model_digest: str, prompts_sha256: str) -> list[SideResult]:
+def parse_certificate(
+    data: bytes, name: str, *, model_digest: str, prompts_sha256: str, training_sha256: str | None = None
+) -> list[SideResult]:
     """Return the sides of a certificate from elsewhere, to be compared by their hashes.
 
     Raises:
@@ -75,21 +89,33 @@ def parse_certificate(data: bytes, name: str, *, model_digest: str, prompts_sha2
                 answers=tuple(Answered.parse(answer) for answer in side["answers"]),
                 transcript=None,
                 transcript_sha256=side["transcript_sha256"],
+                taken=tuple(Taken.parse(step) for step in side.get("taken", ()))
+                if training_sha256 is not None
+                else (),
             )
             for side in facts["sides"]
         ]
-        found = {"model": facts["model_digest"], "prompts": facts["prompts_digest"]}
+        found = {
+            "model": facts["model_digest"],
+            "prompts": facts["prompts_digest"],
+            "training": facts.get("training_digest"),
+        }
     except (ValueError, KeyError, TypeError) as problem:
         raise UsageError(
             "certificate-invalid",
             f"--against {name}: this is no certificate of `vox-host parity` ({problem!r})",
         ) from None
-    for what, wanted in (("model", model_digest), ("prompts", prompts_sha256)):
-        if found[what] != wanted:
+    asked = {"model": model_digest, "prompts": prompts_sha256, "training": training_sha256}
+    for what, wanted in asked.items():
+        # Steps that were not asked for now are left alone.
+        if wanted is not None and found[what] != wanted:
             raise UsageError(
                 "certificate-of-another",
                 f"--against {name}: it is about another {what}; nothing was started",
-                facts=[("expected", f"sha256:{wanted}"), ("found", f"sha256:{found[what]}")],
+                facts=[
+                    ("expected", f"sha256:{wanted}"),
+                    ("found", f"sha256:{found[what]}" if found[what] else "no steps of training"),
+                ],
                 remedy="Make it with the same model, prompts and options.",
             )
     return sides

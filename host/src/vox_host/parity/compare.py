@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vox_host.parity.training import Taken
+
 __all__ = ["Answered", "Parting", "SideResult", "first_parting"]
 
 
@@ -47,6 +49,8 @@ class SideResult:
     transcript: bytes | None
     """None: of another machine, which sent hashes only."""
     transcript_sha256: str
+    taken: tuple[Taken, ...] = ()
+    """Steps of training, the adapter before the first one included; none where none were asked for."""
     observation: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,6 +59,7 @@ class SideResult:
         for name in ("transcript", "observation"):
             del facts[name]
         facts["answers"] = [asdict(answer) for answer in self.answers]
+        facts["taken"] = [asdict(step) for step in self.taken]
         facts["lane_options"] = dict(self.lane_options)
         return facts
 

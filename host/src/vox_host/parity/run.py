@@ -24,7 +24,7 @@ from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
-__all__ = ["Job", "ask_side", "find_candidate", "locate"]
+__all__ = ["Job", "ask_side", "find_candidate", "loaded", "locate", "require_capabilities"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,26 +39,39 @@ class Job:
     say: Callable[[str], None] = lambda _: None
 
 
+def require_capabilities(candidates: Sequence[Candidate], capabilities: Sequence[m.Capability]) -> None:
+    """Refuse plugins that can't do what will be asked, before any of them is started.
+
+    Raises:
+        PluginError: a plugin's manifest lacks one of `capabilities`.
+    """
+    for candidate in candidates:
+        manifest = candidate.manifest
+        offered = manifest.backend.capabilities if manifest else ()
+        missing = [capability for capability in capabilities if capability not in offered]
+        if missing:
+            needed_by = "--train-steps" if missing == ["train"] else "parity"
+            raise PluginError(
+                "capability-missing",
+                f'plugin "{candidate.plugin_id}" has no capability '
+                f"{' and '.join(map(repr, missing))}, which {needed_by} needs; nothing was started",
+                facts=[("capabilities", ", ".join(offered) or "none")],
+                remedy="`vox-host plugin list` shows what each plugin can do.",
+            )
+
+
 async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
     """Return all answers of one side.
 
     Raises:
         VoxError: the plugin can't be started, can't load the model, or fails a request.
     """
-    manifest = candidate.manifest
-    for capability in ("generate", "evaluate"):
-        if manifest is None or capability not in manifest.backend.capabilities:
-            raise PluginError(
-                "capability-missing",
-                f'plugin "{candidate.plugin_id}" has no capability {capability!r}, which parity needs; '
-                "nothing was started",
-            )
     job.say(f"{side.label}: {len(job.asked)} requests")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vox-parity-") as folder:
         path = Path(folder) / "transcript"
         with Transcript(path) as transcript:
-            async with _loaded(job, side, candidate, transcript) as (worker, load, facts):
+            async with loaded(job, side, candidate, transcript) as (worker, load, facts):
                 answers = [await _ask(worker, asked) for asked in job.asked]
         recorded = path.read_bytes()
     return SideResult(
@@ -78,9 +91,10 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
 
 
 @contextlib.asynccontextmanager
-async def _loaded(
+async def loaded(
     job: Job, side: Side, candidate: Candidate, transcript: Transcript | None
 ) -> AsyncGenerator[tuple[Worker, m.LoadResult, object], None]:
+    """Start a side's worker and load the model as the side says; nothing of it is left afterwards."""
     settings = job.settings
     plan = await asyncio.to_thread(
         plan_launch, candidate, plugins_dir=settings.plugins_dir, log_dir=settings.log_dir
@@ -141,7 +155,7 @@ async def locate(
     params = m.TraceParams(token_ids=tokens)
     traces = []
     for side, candidate in (first, other):
-        async with _loaded(job, side, candidate, None) as (worker, _, _):
+        async with loaded(job, side, candidate, None) as (worker, _, _):
             event = await worker.call("trace", params)
             traces.append(m.TraceResult.model_validate(event.result).operators)
     for a, b in zip(*traces, strict=False):
@@ -160,7 +174,7 @@ async def _element(
 ) -> Parting:
     payloads = []
     for side, candidate in (first, other):
-        async with _loaded(job, side, candidate, None) as (worker, _, _):
+        async with loaded(job, side, candidate, None) as (worker, _, _):
             event = await worker.call("trace", m.TraceParams(token_ids=tokens, slices=[operator.name]))
             payloads.append(event.payloads[0])
     found = first_difference(

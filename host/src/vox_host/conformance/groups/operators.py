@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator
 
 from vox_host.conformance.compare import Difference, first_difference
-from vox_host.conformance.expected import ExpectedCase, load_group
+from vox_host.conformance.expected import ExpectedCase, ExpectedGroup, load_group
 from vox_host.conformance.session import NotOfferedError, Session, case, failed, in_time
 from vox_host.conformance.verdict import CaseResult
 from vox_host.errors import VoxError
@@ -32,10 +32,10 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
     """
     if not session.is_canonical:
         raise NotOfferedError("the plugin has its own numerics (fast), which promise no bits of an operator")
-    version, cases = load_group(group)
+    suite = load_group(group)
     has_answered = False
     async with session.worker("check") as worker:
-        for expected in cases:
+        for expected in suite.cases:
             try:
                 event = await _ask(session, worker, group, expected.name)
             except VoxError as error:
@@ -43,6 +43,9 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
                     raise NotOfferedError(
                         f"the plugin shows none of these operators ({error.code})"
                     ) from None
+                if error.code == "unknown-case":
+                    yield _not_comparable(expected.name, suite, None, _stated_version(error))
+                    continue
                 yield CaseResult(name=expected.name, grade="failed", detail=f"{error.code}: {error.message}")
                 if worker.ended.done():
                     yield CaseResult(
@@ -54,7 +57,7 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
                 yield CaseResult(name=expected.name, grade="failed", detail="no answer in time")
                 return
             has_answered = True
-            yield await case(expected.name, _judge(group, version, expected, event), "bitwise")
+            yield await case(expected.name, _judge(group, suite, expected, event), "bitwise")
 
 
 async def _ask(session: Session, worker: Worker, group: str, name: str) -> Event:
@@ -66,15 +69,46 @@ async def _ask(session: Session, worker: Worker, group: str, name: str) -> Event
     return event
 
 
-async def _judge(group: str, version: int, expected: ExpectedCase, event: Event) -> CaseResult | None:
+async def _judge(group: str, suite: ExpectedGroup, expected: ExpectedCase, event: Event) -> CaseResult | None:
     result = ConformanceResult.model_validate(event.result)
-    if result.numerics_version != version:
-        return failed(f"it computes numerics {result.numerics_version}, this suite is of numerics {version}")
+    if result.numerics_version != suite.numerics_version:
+        return failed(
+            f"it computes numerics {result.numerics_version}, "
+            f"this suite is of numerics {suite.numerics_version}"
+        )
+    # Before any output: those of two cases can't be compared, however alike their names are.
+    if result.definition != expected.definition:
+        found = f"definition {result.definition[:16]}" if result.definition else "no definition"
+        found += f" where {expected.definition[:16]} is expected"
+        return _not_comparable(expected.name, suite, found, result.suite_version)
     difference = compare_case(expected, result, event.payloads)
     if difference is None:
         return None
     placed = Difference(**{**difference.as_dict(), "group": group, "case": expected.name})
     return failed(str(placed), placed)
+
+
+def _not_comparable(name: str, suite: ExpectedGroup, found: str | None, version: int | None) -> CaseResult:
+    """Say in one sentence that the plugin has another case, or none, and what would help.
+
+    Args:
+        found: of the plugin's definition; None: it has no case of this name.
+        version: of the plugin's suite, where it states one.
+    """
+    what = "the plugin has no such case" if found is None else f"not the recorded case ({found})"
+    stated = "states no version of its suite" if version is None else f"has suite {version}"
+    ours = suite.suite_version
+    if version is not None and version > ours:
+        remedy = "update vox-host"
+    else:
+        remedy = f"reinstall the plugin, built with the mens-core of suite {ours}"
+    detail = f"{what}; the plugin {stated}, this vox-host suite {ours}: {remedy}"
+    return CaseResult(name=name, grade="not comparable", detail=detail)
+
+
+def _stated_version(error: VoxError) -> int | None:
+    value = dict(error.facts).get("suite_version")
+    return int(value) if value is not None and str(value).isdecimal() else None
 
 
 def compare_case(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.conformance.cases import CASES, Case
+from mens_core.conformance.definition import SUITE_VERSION, definition
 from mens_core.conformance.extended import EXTENDED
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
@@ -42,7 +43,7 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
     Raises:
         BackendError: `unknown-group`, `unknown-case`, or `case-failed` if an operator raises.
     """
-    facts = {"groups": list(GROUPS), "numerics_version": NUMERICS_VERSION}
+    facts = {"groups": list(GROUPS), "numerics_version": NUMERICS_VERSION, "suite_version": SUITE_VERSION}
     if params.group not in GROUPS:
         message = f"there is no group {params.group!r} of cases here; nothing was run"
         raise BackendError("unknown-group", message, facts=facts)
@@ -67,6 +68,8 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
     result = ConformanceResult(
         case=params.case,
         numerics_version=NUMERICS_VERSION,
+        suite_version=SUITE_VERSION,
+        definition=definition(case),
         outputs=[
             CaseOutput(
                 operator=operator,
