@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -90,7 +91,8 @@ def test_a_worker_that_only_serves_imports_none_of_it():
         "import sys, mens_core.conformance.quick, mens_cpu_ref.lane, mens_cpu_ref.library; "
         "assert not [m for m in sys.modules if 'training' in m or 'backward' in m]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
 # --- planted bugs: what a lane might really get wrong --------------------------------------------

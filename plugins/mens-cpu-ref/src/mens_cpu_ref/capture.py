@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,18 @@ _CHANGES: Mapping[str, Mapping[int, _Length]] = {
 _WEIGHTS: Mapping[str, int] = {"embed": 1, "linear": 1, "quant_linear": 1, "quant_rows": 1}
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows that were packed in one call, and where their bytes lie in the data."""
+
+    is_quantised: bool
+    kind: int
+    rows: int
+    columns: int
+    offset: int
+    size: int
+
+
 class Capture:
     """A script in the making; `functions` are the native ones, watched."""
 
@@ -110,8 +123,8 @@ class Capture:
         self._script = folder / "script"
         self._values: dict[bytes, int] = {}
         self._numbers = 0
-        self._weights: dict[int, list[int]] = {}
-        self._used: dict[int, int] = {}
+        self._pieces: dict[int, _Piece] = {}
+        self._weights: dict[int, tuple[int, str]] = {}
         self._activations: dict[int, int] = {}
         # Without "replay", the lane calls its operators one by one.
         self.functions = {name: self._watched(name) for name in functions if name != "replay"}
@@ -119,11 +132,7 @@ class Capture:
     def close(self) -> None:
         """Write the script; the capture can be recomputed now."""
         self._data.close()
-        weights = [self._weights[address] for address in self._used.values()]
-        lines = [
-            f"weight m{number} {'quantised' if quantised else 'float'} {' '.join(map(str, (kind, *place)))}"
-            for quantised, kind, number, *place in weights
-        ]
+        lines = [f"weight m{number} {place}" for number, place in self._weights.values()]
         self._script.write_text("\n".join(["vox-capture 1", *lines, *self._lines, ""]), encoding="ascii")
 
     def show(self, label: str, values: np.ndarray[Any, Any]) -> None:
@@ -170,7 +179,7 @@ class Capture:
             elif at in _WRITES.get(name, {}):
                 words.append(self._made(_bytes(value, _WRITES[name][at](arguments))))
             elif _WEIGHTS.get(name) == at:
-                words.append(f"m{self._weight(value)}")
+                words.append(f"m{self._weight(value, arguments[at + 1])}")
             elif name == "quant_activations" and at == 4:
                 self._numbers += 1
                 self._activations[value] = self._numbers
@@ -185,7 +194,7 @@ class Capture:
         return code
 
     def _pack(self, name: str, native: Function, arguments: tuple[Any, ...]) -> int:
-        """Weights are named by where they lie packed; a large one is packed piece after piece."""
+        """Note what was packed to where; a large weight is packed piece after piece."""
         kind, source, rows, columns, packed = arguments
         if name == "pack":
             data = _bytes(source, rows * columns * _ELEMENT_BYTES[kind])
@@ -194,23 +203,27 @@ class Capture:
             block, nbytes = _BLOCK_BYTES[kind]
             data = _bytes(source, rows * columns // block * nbytes)
         code = native(*arguments)
-        offset = self._data.tell()
+        self._pieces[packed] = _Piece(name == "quant_pack", kind, rows, columns, self._data.tell(), len(data))
         self._data.write(data)
-        for start, weight in self._weights.items():
-            known = self._native["quant_packed_bytes"](kind, weight[3], columns) if weight[0] else -1
-            if weight[:2] == [1, kind] and start + known == packed and weight[5] + weight[6] == offset:
-                weight[3] += rows
-                weight[6] += len(data)
-                return code
-        self._numbers += 1
-        is_quantised = int(name == "quant_pack")
-        self._weights[packed] = [is_quantised, kind, self._numbers, rows, columns, offset, len(data)]
         return code
 
-    def _weight(self, address: int) -> int:
-        number = self._weights[address][2]
-        self._used[number] = address
-        return number
+    def _weight(self, address: int, rows: int) -> int:
+        """The number of the weight at `address`: as many pieces behind one another as make up its rows."""
+        if address not in self._weights:
+            first = piece = self._pieces[address]
+            found, size, at = piece.rows, piece.size, address
+            while found < rows:
+                at += self._native["quant_packed_bytes"](piece.kind, piece.rows, piece.columns)
+                piece = self._pieces[at]
+                assert piece.offset == first.offset + size, "pieces of a weight lie apart in the data"
+                found, size = found + piece.rows, size + piece.size
+            self._numbers += 1
+            self._weights[address] = (
+                self._numbers,
+                f"{'quantised' if first.is_quantised else 'float'} {first.kind} {rows} {first.columns} "
+                f"{first.offset} {size}",
+            )
+        return self._weights[address][0]
 
     def _value(self, content: bytes) -> int:
         """The number of a value: the one that made it, or of new data."""
