@@ -119,7 +119,7 @@ async def test_a_broken_tokenizer_ends_the_start_whatever_other_plugin_there_is(
     one = replace(one, manifest=one.manifest.model_copy(update={"backend": section}))
     said = []
 
-    def broken(path):
+    def broken(path, only_text):
         raise ModelError("tokenizer-invalid", f"{path} holds no tokenizer")
 
     monkeypatch.setattr(Tokenizer, "load", broken)

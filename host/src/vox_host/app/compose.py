@@ -62,6 +62,8 @@ class ModelOptions:
     require_verified: bool = False
     record: Path | None = None
     """Where to write the transcript of everything the worker is asked and answers."""
+    only_text: str | None = None
+    """The one text that will be encoded, where that is known: the tokenizer is then ready sooner."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -187,7 +189,9 @@ class _Start:
 
     def _load_tokenizer(self) -> None:
         if self._loading is None:
-            self._loading = asyncio.create_task(asyncio.to_thread(Tokenizer.load, self.model.path))
+            self._loading = asyncio.create_task(
+                asyncio.to_thread(Tokenizer.load, self.model.path, self.options.only_text)
+            )
 
     async def first_that_starts(
         self, candidates: Sequence[Candidate]

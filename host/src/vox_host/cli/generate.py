@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -56,7 +57,7 @@ def generate(
     text = _read_prompt(prompt, prompt_file)
     if stop and not all(stop):
         raise UsageError("usage", "--stop must not be empty: it would stop before the first character")
-    options = run.for_model(model)
+    options = dataclasses.replace(run.for_model(model), only_text=text)
     chosen = sampling.as_params()
 
     async def use(opened: OpenModel) -> None:

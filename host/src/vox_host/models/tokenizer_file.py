@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from vox_host.errors import ModelError
 
-__all__ = ["load_tokenizer"]
+__all__ = ["load_tokenizer", "trim_heap"]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -29,11 +29,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path} is not a tokenizer this host can read: {error}",
             remedy="Import the model again.",
         ) from None
-    _trim_heap()
+    trim_heap()
     return tokenizer
 
 
-def _trim_heap() -> None:
+def trim_heap() -> None:
     """Return freed pages to the system: glibc keeps tens of megabytes after a large vocabulary."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
