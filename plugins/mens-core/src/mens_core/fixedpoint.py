@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 
 __all__ = ["GUARD_BITS", "exp_negative", "floor_to_bits", "from_fraction", "log", "pi"]
 
@@ -37,11 +38,13 @@ def floor_to_bits(real: Callable[[int], int], bits: int) -> int:
     raise ArithmeticError("a constant lies exactly on the grid it should be rounded to")
 
 
+@lru_cache(maxsize=64)  # every pair of a table asks for the same few constants
 def pi(precision: int) -> int:
     """Machin: pi = 16 atan(1/5) - 4 atan(1/239)."""
     return 16 * _arctan_inverse(5, precision) - 4 * _arctan_inverse(239, precision)
 
 
+@lru_cache(maxsize=64)
 def log(value: Fraction, precision: int) -> int:
     """Natural logarithm of a positive rational."""
     # value = m * 2^exponent with m in (1/2, 2), then ln m = 2 atanh((m - 1) / (m + 1)).
@@ -73,6 +76,7 @@ def _arctan_inverse(n: int, precision: int) -> int:
     return total
 
 
+@lru_cache(maxsize=64)
 def _log_near_one(mantissa: Fraction, precision: int) -> int:
     t = from_fraction((mantissa - 1) / (mantissa + 1), precision)
     square = (t * t) >> precision
