@@ -113,6 +113,7 @@ class Capture:
         self._weights: dict[int, list[int]] = {}
         self._used: dict[int, int] = {}
         self._activations: dict[int, int] = {}
+        self._begins = False
         # Without "replay", the lane calls its operators one by one.
         self.functions = {name: self._watched(name) for name in functions if name != "replay"}
 
@@ -142,6 +143,8 @@ class Capture:
         native = self._native[name]
         if name in ("pack", "quant_pack"):
             return lambda *arguments: self._pack(name, native, arguments)
+        if name == "quant_file_bytes":
+            return lambda *arguments: self._begin_matrix(native, arguments)
         if name not in _READS:
             return native
         return lambda *arguments: self._call(name, native, arguments)
@@ -184,6 +187,12 @@ class Capture:
         self._lines.append(" ".join(words))
         return code
 
+    def _begin_matrix(self, native: Function, arguments: tuple[Any, ...]) -> int:
+        """The lane asks for a matrix's bytes before its first piece. Where a piece lies says nothing: a
+        matrix begins where the one before it ends, and may be of the same kind and width."""
+        self._begins = True
+        return native(*arguments)
+
     def _pack(self, name: str, native: Function, arguments: tuple[Any, ...]) -> int:
         """Weights are named by where they lie packed; a large one is packed piece after piece."""
         kind, source, rows, columns, packed = arguments
@@ -196,7 +205,8 @@ class Capture:
         code = native(*arguments)
         offset = self._data.tell()
         self._data.write(data)
-        for start, weight in self._weights.items():
+        begins, self._begins = self._begins, False
+        for start, weight in () if begins else self._weights.items():
             known = self._native["quant_packed_bytes"](kind, weight[3], columns) if weight[0] else -1
             if weight[:2] == [1, kind] and start + known == packed and weight[5] + weight[6] == offset:
                 weight[3] += rows
