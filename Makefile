@@ -20,8 +20,8 @@ help:
 	@echo "make test    set up, lint, types, the whole suite"
 	@echo "make wheels  build every distribution into wheels/"
 	@echo "make bench   measure against llama.cpp and the machine's limits"
-	@echo "make lanes   scalar reference, AVX2 and AVX-512 on the demo model: the same bytes, hashes printed"
 	@echo "make test-cuda, make bench-cuda   the CUDA lane beside the CPU lane, and its speed; without a GPU they say so"
+	@echo "make lanes   scalar reference, AVX2, AVX-512 and emulated aarch64 on the demo model: one table of hashes"
 	@echo "make mutants change each class of kernel line once and see the vectors notice; an hour"
 
 demo: $(HOST_STAMP) $(WHEELS_STAMP)
@@ -82,10 +82,11 @@ bench: demo-file demo
 LANES ?= reference avx2 avx512
 AGAINST ?=
 lanes: demo native
+	@mkdir -p .cache
 	@$(BIN)/vox-host parity --model gemma-3-270m --max-tokens 8 --out .cache/lanes.json \
 	  $(foreach isa,$(LANES),--plugin mens-cpu-ref:isa=$(isa)) $(foreach file,$(AGAINST),--against $(file))
-	@echo "==> every operator of the demo model again, for each instruction set and under an emulator of aarch64"
-	@$(BIN)/python -m pytest -q tests/conformance/test_cpu_other_machines.py -k demo_model
+	@echo "==> the same requests under an emulator of aarch64, and all lanes in one table"
+	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m conformance.lanes_table ../.cache/lanes.json
 
 mutants: native
 	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../bench/results/mutants.json

@@ -27,7 +27,7 @@ FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "gemma270m-ref.json
 
 
 def record_answer(out: Path, model_folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """Record a prompt and `tokens` greedy tokens after it; return them."""
+    """Record a prompt, scored and read, and `tokens` greedy tokens after it; return them."""
     from mens_cpu_ref.capture import Capture, CapturingOps
     from mens_cpu_ref.library import load_library
 
@@ -35,6 +35,11 @@ def record_answer(out: Path, model_folder: Path, prompt: list[int], tokens: int)
     capture = Capture(load_library().kernels, out)
     ops = CapturingOps(capture)
     model = open_model(model_folder, ops).model
+    # As `evaluate` scores a prompt: the logits of every position, in one digest.
+    scored = model.forward(
+        Sequences().step([(0, prompt)], all_logits=True), model.new_cache(1 + len(prompt) // 128)
+    )
+    capture.show("prompt", ops.to_host(scored.logits))
     sequences, cache = Sequences(), model.new_cache(1 + (len(prompt) + tokens) // 128)
     answer: list[int] = []
     for step in range(tokens):

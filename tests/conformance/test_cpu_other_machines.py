@@ -2,66 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import platform
 import re
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from conformance.capture_model import record_answer, record_demo
+from conformance.emulated import BUILDS, NATIVE, build, build_arm, missing_for_arm
+from conformance.lanes_table import apart, shown
 from fixtures.demo_model import demo_gguf
 from lanes.tiny_models import GEMMA3, QWEN3, write_model
-
-NATIVE = Path(__file__).parents[2] / "plugins/mens-cpu-ref/native"
-BUILDS = NATIVE.parent / "build"
-"""Kept: a second run compiles only what changed."""
+from mens_core.conformance.inputs import floats, put, weight
+from mens_cpu_ref.capture import Capture, CapturingOps
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def build(folder: Path, *arguments: str) -> Path:
-    cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
-    for command in (
-        [cmake, "-S", str(NATIVE), "-B", str(folder), "-DVOX_BUILD_PARITY=ON", *arguments],
-        [cmake, "--build", str(folder), "--target", "vox_parity", "vox_recompute", "--parallel", "2"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "vox_parity"
 
 
 @pytest.fixture(scope="module")
 def arm():
     """How to run an aarch64 program: the emulator and a folder with the programs."""
-    qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-    missing = [
-        name
-        for name, here in (
-            ("qemu-aarch64 (Debian: qemu-user-static)", qemu is not None),
-            ("the ziglang wheel", importlib.util.find_spec("ziglang") is not None),
-        )
-        if not here
-    ]
-    if missing:
+    if missing := missing_for_arm():
         pytest.skip(f"aarch64 is not checked: {' and '.join(missing)} not found")
-    folder = BUILDS / "aarch64"
-    folder.mkdir(parents=True, exist_ok=True)
-    zig = folder / "zig-c++"
-    zig.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target aarch64-linux-musl -mcpu=generic "$@"\n'
-    )
-    zig.chmod(0o755)
-    programs = build(
-        folder,
-        "-DCMAKE_SYSTEM_NAME=Linux",
-        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={zig}",
-    )
-    return lambda *command, cpu="max": [qemu, "-cpu", cpu, programs.with_name(command[0]), *command[1:]]
+    return build_arm()
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +177,40 @@ def test_a_damaged_capture_is_refused(here, tiny_capture, tmp_path):
         done = run(here("vox_recompute", copy_with(tiny_capture, tmp_path / name, text)), status=2)
         assert done.stderr.splitlines()[-1].startswith("error: "), name
     assert "can't be read" in run(here("vox_recompute", tmp_path / "nowhere"), status=2).stderr
+
+
+def test_what_is_shown_is_sha256(here, tiny_capture, tmp_path):
+    """Of every length about a block's end: certificates hold the same digests."""
+    sizes = [1, 55, 56, 57, 63, 64, 65, 119, 120, 128, 1000]
+    lines = [f"data {10**9 + size} {size} {size}\nshow size/{size} {10**9 + size}\n" for size in sizes]
+    script = (tiny_capture / "script").read_text() + "".join(lines)
+    made = recomputed(here("vox_recompute", copy_with(tiny_capture, tmp_path / "sizes", script)))
+    data = (tiny_capture / "data").read_bytes()
+    found = dict(re.findall(r"^size/(\d+) (\w+)$", made, re.MULTILINE))
+    assert found == {str(size): hashlib.sha256(data[size : 2 * size]).hexdigest() for size in sizes}
+
+
+def test_the_table_of_lanes_names_whoever_differs():
+    right = [("a", 1, "f" * 64, (1, 2)), ("b", 1, "f" * 64, (1, 2)), ("a", 2, "e" * 64, (3,))]
+    assert apart(right) == []
+    wrong = [*right, ("b", 2, "d" * 64, (3,)), ("c", 1, "f" * 64, (1,))]
+    assert apart(wrong) == ["b on prompt 2, from a: logits", "c on prompt 1, from a: tokens"]
+
+
+def test_the_table_reads_what_a_recompute_shows(here, tiny_capture):
+    logits, tokens = shown(recomputed(here("vox_recompute", tiny_capture)))
+    assert (len(logits), len(tokens)) == (64, 3)
+
+
+def test_matrices_that_lie_one_after_the_other_are_two(library, here, tmp_path):
+    """Of one format and width, packed without a gap: the second is no further piece of the first."""
+    capture = Capture(library.kernels, tmp_path)
+    ops = CapturingOps(capture)
+    matrices = [ops.load_matrix(weight("q4_k", sample, 64, 256)) for sample in range(3)]
+    assert matrices[0].address + matrices[0].packed.nbytes == matrices[1].address
+    for matrix in matrices:
+        y = ops.linear(put(ops, floats(9, 2, 256)), matrix, name="y")
+        capture.show("y", ops.to_host(y))
+    capture.close()
+    made = re.findall(r"^y (\w+)$", recomputed(here("vox_recompute", tmp_path)), re.MULTILINE)
+    assert len(set(made)) == 3

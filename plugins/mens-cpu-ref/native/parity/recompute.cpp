@@ -3,7 +3,7 @@
 //
 //     vox_recompute FOLDER [instruction set | reference]
 //
-// Prints the digests of the values that the capture names (logits, tokens). Exit status: 0 all as captured, 1 some
+// Prints the SHA-256 of each value that the capture names (logits, tokens). Exit status: 0 all as captured, 1 some
 // operator differs (the first ones are named on stderr), 2 the capture can't be read.
 #include <stdint.h>
 #include <stdio.h>
@@ -23,6 +23,7 @@
 
 #include "../abi.h"
 #include "../quant_abi.h"
+#include "sha256.h"
 
 namespace {
 
@@ -180,7 +181,7 @@ class Recompute {
     int64_t number;
     words >> label >> number;
     const Value& value = at(number);
-    std::cout << label << " " << digest(value.bytes, value.size);
+    std::cout << label << " " << parity::sha256(value.bytes, value.size);
     if (value.size == 4) std::cout << " " << *static_cast<const int32_t*>(value.bytes);
     std::cout << "\n" << std::flush;
   }
