@@ -101,10 +101,13 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
             for title, length in (("short", 9), ("long", 140)):
                 traces[title] = right.trace(f"{model.name}/{title}", prompt(model, length), title, arrays)
             scores = right.scores()
-            answers = {title: right.answer(params) for title, params in requests(model, right)}
+            asked = dict(requests(model, right))
+            answers = {title: right.answer(params) for title, params in asked.items()}
             # The stop token is no part of its answer, and its lead is that of the same token elsewhere.
             stopped = answers["stop token"]
             stopped["margins"] = answers["greedy"]["margins"][: len(stopped["rows"]) + 1]
+            for title, recorded in answers.items():
+                mark_undecided(recorded, rounded.answer(asked[title]))
             models[model.name] = {
                 "digest": digest,
                 "tolerance": m.f32_bits(2 * greatest_change(scores, rounded.scores())),
@@ -162,6 +165,17 @@ def requests(model: TinyModel, right: Loaded) -> Iterator[tuple[str, m.GenerateP
             ),
         ),
     )
+
+
+def mark_undecided(recorded: dict[str, Any], rounded: dict[str, Any]) -> None:
+    """Take the lead from the token at which rounding to bfloat16, which is within tolerance, parts.
+
+    A lead in the unmodified distribution says little where penalties or a draw decided.
+    """
+    pairs = zip(recorded["rows"], rounded["rows"], strict=False)
+    parted = next((i for i, (a, b) in enumerate(pairs) if a[0] != b[0]), None)
+    if parted is not None:
+        recorded["margins"][parted] = m.f32_bits(0.0)
 
 
 def ask(token_ids: list[int], max_tokens: int, sampling: m.SamplingParams) -> m.GenerateParams:
