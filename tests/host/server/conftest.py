@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from vox_host.app.service import ModelService
 from vox_host.server.admission import Admission
-from vox_host.server.http_app import make_http_app
+from vox_host.server.http_app import HTTP_OPTIONS, make_http_app
 from vox_host.server.security import Access
 
 
@@ -29,7 +29,7 @@ async def serving() -> AsyncIterator[Callable]:
                 service, access=Access(api_key, checks_host), admission=admission
             )
             server = TestServer(app)
-            await server.start_server()
+            await server.start_server(**HTTP_OPTIONS)
             client = TestClient(server)
             stack.push_async_callback(client.close)
             if service._template is not None:

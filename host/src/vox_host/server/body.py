@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from vox_host.server.api_error import ApiError
+from vox_host.server.encoding import BodyTooLargeError, decoded, known_encoding
 
 __all__ = ["MAX_BODY_BYTES", "parse_body", "read_json_object"]
 
@@ -19,7 +20,8 @@ async def read_json_object(request: web.Request) -> dict[str, Any]:
     """Return the body as an object.
 
     Raises:
-        ApiError: 413 too large, 415 not JSON by its own word, 400 not a JSON object.
+        ApiError: 413 too large (decoded, too), 415 not JSON or of an unknown encoding by its own
+            word, 400 not of the encoding it names or not a JSON object.
     """
     content_type = request.headers.get("Content-Type")
     if content_type is not None and not _is_json_type(content_type):
@@ -28,11 +30,12 @@ async def read_json_object(request: web.Request) -> dict[str, Any]:
             f"the body must be JSON (Content-Type: application/json), not {content_type[:100]}",
             code="unsupported_media_type",
         )
+    encoding = known_encoding(request.headers.get("Content-Encoding"))
     if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
         raise _too_large()
     try:
-        data = await request.read()
-    except web.HTTPRequestEntityTooLarge:
+        data = decoded(await request.read(), encoding, MAX_BODY_BYTES)
+    except (web.HTTPRequestEntityTooLarge, BodyTooLargeError):
         raise _too_large() from None
     return parse_body(data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -20,7 +21,11 @@ from vox_host.server.exchange import EXCHANGE, REQUEST_ID, Exchange, error_of, j
 from vox_host.server.generate import handle_generate
 from vox_host.server.security import Access, cors_headers
 
-__all__ = ["make_http_app"]
+__all__ = ["HTTP_OPTIONS", "make_http_app"]
+
+# `server.encoding` inflates bodies, within the limit.
+HTTP_OPTIONS: dict[str, Any] = {"auto_decompress": False}
+"""What whoever runs the application must pass to its runner."""
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
