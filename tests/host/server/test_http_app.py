@@ -10,6 +10,8 @@ import time
 import pytest
 
 from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
+from vox_host.app.service import EngineHealth
+from vox_host.errors import WorkerFailedError
 from vox_host.server.admission import Admission
 from vox_host.server.body import MAX_BODY_BYTES
 
@@ -246,6 +248,29 @@ async def test_health_is_true_only_while_requests_are_answered(serving):
     assert response.headers["retry-after"]
     engine.is_ready = True
     assert await is_alive(client)
+
+
+async def test_what_failed_for_good_is_told_without_paths_and_without_a_time_to_come_back(serving):
+    why = "the worker can't be started again: /srv/models/tiny/model-manifest.json is gone"
+
+    class Failed(ScriptedEngine):
+        def health(self) -> EngineHealth:
+            return EngineHealth(False, "failed", why)
+
+        async def generate(self, params):
+            raise WorkerFailedError("worker-failed", why, remedy="Restart `vox-host serve`.")
+            yield
+
+    client = await serving(make_service(Failed()))
+    async with client.get("/health") as response:
+        assert (response.status, "retry-after" in response.headers) == (503, False)
+        detail = (await response.json())["detail"]
+    async with client.post(CHAT, json=HELLO) as response:
+        assert (response.status, "retry-after" in response.headers) == (503, False)
+        message = (await checked_error(response))["message"]
+    for shown in (detail, message):
+        assert "again: model-manifest.json is gone" in shown
+    assert message.endswith("Restart `vox-host serve`.")
 
 
 async def test_a_degraded_lane_is_said_in_each_response(serving):
