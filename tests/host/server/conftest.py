@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from vox_host.app.service import ModelService
 from vox_host.server.admission import Admission
+from vox_host.server.heap import HeapKeeper
 from vox_host.server.http_app import HTTP_OPTIONS, make_http_app
 from vox_host.server.security import Access
 
@@ -24,9 +25,10 @@ async def serving() -> AsyncIterator[Callable]:
             api_key: str | None = None,
             checks_host: bool = True,
             admission: Admission | None = None,
+            heap: HeapKeeper | None = None,
         ) -> TestClient:
             app: web.Application = make_http_app(
-                service, access=Access(api_key, checks_host), admission=admission
+                service, access=Access(api_key, checks_host), admission=admission, heap=heap
             )
             server = TestServer(app)
             await server.start_server(**HTTP_OPTIONS)

@@ -19,6 +19,7 @@ from vox_host.server.chat_completion import handle_chat_completion
 from vox_host.server.completion import handle_completion
 from vox_host.server.exchange import EXCHANGE, REQUEST_ID, Exchange, error_of, json_response
 from vox_host.server.generate import handle_generate
+from vox_host.server.heap import HeapKeeper
 from vox_host.server.security import Access, cors_headers
 
 __all__ = ["HTTP_OPTIONS", "make_http_app"]
@@ -32,12 +33,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_http_app(
-    service: ModelService, *, access: Access, admission: Admission | None = None
+    service: ModelService,
+    *,
+    access: Access,
+    admission: Admission | None = None,
+    heap: HeapKeeper | None = None,
 ) -> web.Application:
     """Return the application that serves `service`."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_middleware(access)])
+    heap = heap or HeapKeeper()
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_middleware(access, heap)])
     app[EXCHANGE] = Exchange(service, admission or Admission())
     app.on_response_prepare.append(_add_headers)
+
+    async def close_heap(_: web.Application) -> None:
+        await heap.close()
+
+    app.on_cleanup.append(close_heap)
     add = app.router.add_route
     for path in ("/health", "/v1/health"):
         add("GET", path, info.handle_health)
@@ -51,7 +62,7 @@ def make_http_app(
     return app
 
 
-def _middleware(access: Access) -> Middleware:
+def _middleware(access: Access, heap: HeapKeeper) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("X-Request-Id", "")
@@ -70,6 +81,8 @@ def _middleware(access: Access) -> Middleware:
             if isinstance(problem, ContextOverflowError):
                 error.param = "messages" if request.path.endswith("/chat/completions") else "prompt"
             return _error_response(error)
+        finally:
+            heap.after_request(request.content.total_bytes, is_encoded="Content-Encoding" in request.headers)
 
     return guard
 
