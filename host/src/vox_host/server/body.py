@@ -16,6 +16,10 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 
 
+class _RefusedError(ValueError):
+    """JSON's grammar allows it, this server doesn't; the text is for the client."""
+
+
 async def read_json_object(request: web.Request) -> dict[str, Any]:
     """Return the body as an object.
 
@@ -60,8 +64,11 @@ def parse_body(data: bytes) -> dict[str, Any]:
         raise _not_json(
             f"the body is not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})"
         ) from None
-    except ValueError as problem:
-        raise _not_json(f"the body is not JSON that can be read: {_short(problem)}") from None
+    except _RefusedError as problem:
+        raise _not_json(f"the body is not JSON that can be read: {problem}") from None
+    except ValueError:
+        # The interpreter refuses to read very long integers, in words of its own.
+        raise _not_json("the body is not JSON that can be read: an integer has too many digits") from None
     if not isinstance(value, dict):
         raise _not_json("the body must be a JSON object")
     if _is_deeper_than(value, MAX_DEPTH):
@@ -80,12 +87,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         twice = next(key for key in value if keys.count(key) > 1)
         # Parsers disagree on which one counts; guessing would change what was asked for.
-        raise ValueError(f"key {json.dumps(twice[:60])} is given twice in one object")
+        raise _RefusedError(f"key {json.dumps(twice[:60])} is given twice in one object")
     return value
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
+    raise _RefusedError(f"{text} is not a JSON number")
 
 
 def _is_deeper_than(value: Any, limit: int) -> bool:
@@ -108,7 +115,3 @@ def _not_json(message: str) -> ApiError:
 
 def _too_large() -> ApiError:
     return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="request_too_large")
-
-
-def _short(problem: Exception) -> str:
-    return str(problem)[:200]

@@ -49,12 +49,12 @@ def make_http_app(
         await heap.close()
 
     app.on_cleanup.append(close_heap)
-    add = app.router.add_route
+    add, add_get = app.router.add_route, app.router.add_get
     for path in ("/health", "/v1/health"):
-        add("GET", path, info.handle_health)
-    add("GET", "/v1/models", info.handle_models)
-    add("GET", "/v1/models/{model:.+}", info.handle_model)
-    add("GET", "/v1/backends", info.handle_backends)
+        add_get(path, info.handle_health)  # and HEAD, which load balancers send
+    add_get("/v1/models", info.handle_models)
+    add_get("/v1/models/{model:.+}", info.handle_model)
+    add_get("/v1/backends", info.handle_backends)
     for path in ("/generate", "/v1/generate"):
         add("POST", path, handle_generate)
     add("POST", "/v1/completions", handle_completion)
