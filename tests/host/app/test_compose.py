@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from vox_host.errors import (
     WorkerFailedError,
 )
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.server.api_error import api_error_of
 from vox_host.settings import Settings
 from vox_host.workers import Limits
 from vox_plugin_api import messages as m
@@ -256,3 +258,38 @@ async def test_a_changed_tokenizer_is_a_digest_that_differs_and_is_never_parsed(
             pass
     assert caught.value.code == "model-digest"
     assert "tokenizer.json" in str(caught.value.facts) + caught.value.message
+
+
+@pytest.mark.parametrize("removed", ["model", "plugin"])
+async def test_a_worker_whose_model_or_plugin_was_removed_is_not_restarted_and_says_so(
+    tmp_path, caplog, removed
+):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO}))
+    candidate = scripted_candidate(tmp_path)
+    assert candidate.python is not None
+    python = tmp_path / "python-of-the-plugin"
+    python.write_text(f'#!/bin/sh\nexec "{candidate.python}" "$@"\n')
+    python.chmod(0o755)
+    candidate = replace(candidate, python=python)
+    async with open_model(settings, options(), MACHINE, candidates=[candidate]) as opened:
+        gone = settings.models_dir / "tiny" if removed == "model" else python
+        if removed == "model":
+            shutil.rmtree(gone)
+        else:
+            gone.unlink()
+        os.kill(opened.supervisor.state.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while opened.service.health().state != "failed":
+                await asyncio.sleep(0.005)
+        detail = opened.service.health().detail
+        with pytest.raises(WorkerFailedError) as caught:
+            await opened.service.collect(params())
+        shown = api_error_of(caught.value).message
+        for text in (detail, shown):
+            assert ("no longer in the store" if removed == "model" else "no longer installed") in text
+            assert "restart `vox-host serve`" in text
+            assert str(tmp_path) not in text
+        assert opened.supervisor.state.restarts == 1
+    [logged] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert str(gone) in logged
+    assert "no longer" in logged

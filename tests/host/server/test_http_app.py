@@ -10,6 +10,8 @@ import time
 import pytest
 
 from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
+from vox_host.app.service import EngineHealth
+from vox_host.errors import WorkerFailedError
 from vox_host.server.admission import Admission
 from vox_host.server.body import MAX_BODY_BYTES
 
@@ -246,6 +248,56 @@ async def test_health_is_true_only_while_requests_are_answered(serving):
     assert response.headers["retry-after"]
     engine.is_ready = True
     assert await is_alive(client)
+
+
+async def test_an_integer_too_long_to_read_is_told_in_our_own_words(serving):
+    client = await serving(make_service())
+    async with client.post(CHAT, data=b'{"seed": ' + b"9" * 5000 + b"}", headers=JSON) as response:
+        assert response.status == 400
+        message = (await checked_error(response))["message"]
+    assert message == "the body is not JSON that can be read: an integer has too many digits"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/v1/models", "/v1/models/m", "/v1/backends"])
+async def test_head_is_get_without_a_body(serving, path):
+    engine = ScriptedEngine(text("x"))
+    client = await serving(make_service(engine))
+    async with client.head(path) as response:
+        assert (response.status, await response.read()) == (200, b"")
+    if "health" in path:
+        engine.is_ready = False
+        async with client.head(path) as response:
+            assert response.status == 503
+
+
+async def test_one_token_is_not_tokens(serving):
+    client = await serving(make_service(info=model_info(context_length=1)))
+    async with client.post("/v1/completions", json={"prompt": [65]}) as response:
+        message = (await checked_error(response))["message"]
+    assert "the prompt has 1 token and" in message
+
+
+async def test_what_failed_for_good_is_told_without_paths_and_without_a_time_to_come_back(serving):
+    why = "the worker can't be started again: /srv/models/tiny/model-manifest.json is gone"
+
+    class Failed(ScriptedEngine):
+        def health(self) -> EngineHealth:
+            return EngineHealth(False, "failed", why)
+
+        async def generate(self, params):
+            raise WorkerFailedError("worker-failed", why, remedy="Restart `vox-host serve`.")
+            yield
+
+    client = await serving(make_service(Failed()))
+    async with client.get("/health") as response:
+        assert (response.status, "retry-after" in response.headers) == (503, False)
+        detail = (await response.json())["detail"]
+    async with client.post(CHAT, json=HELLO) as response:
+        assert (response.status, "retry-after" in response.headers) == (503, False)
+        message = (await checked_error(response))["message"]
+    for shown in (detail, message):
+        assert "again: model-manifest.json is gone" in shown
+    assert message.endswith("Restart `vox-host serve`.")
 
 
 async def test_a_degraded_lane_is_said_in_each_response(serving):

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from fixtures.scripted_plugin import scripted_worker_env
+from vox_host.app.engine import WorkerEngine
 from vox_host.errors import IntegrityError, WorkerFailedError
 from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker, WorkerState
 from vox_plugin_api import messages as m
@@ -141,7 +142,10 @@ async def test_every_request_in_flight_gets_the_error_and_none_is_replayed(tmp_p
     assert logs.count("generation ended") == 1, "only the request made after the restart was served"
 
 
-async def test_restarts_are_bounded_and_then_every_request_says_why(tmp_path: Path) -> None:
+async def test_restarts_are_bounded_and_then_every_request_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vox_host.workers")
     limits = replace(LIMITS, max_restarts=2)
     async with Watched(tmp_path, limits, at_token={"0": "crash"}) as watched:
         for _ in range(3):
@@ -153,6 +157,16 @@ async def test_restarts_are_bounded_and_then_every_request_says_why(tmp_path: Pa
             await watched.tokens(prompt(0))
         assert time.monotonic() - began < 5
         assert caught.value.code == "worker-failed"
+        assert "ended 3 times within" in caught.value.message
+        assert "signal 9 (SIGKILL)" in caught.value.message
+        assert caught.value.remedy.startswith("Restart `vox-host serve`")
+        [given_up] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert "ended 3 times within" in given_up
+        assert "Restart `vox-host serve`" in given_up
+        assert sum("SIGKILL" in r.getMessage() for r in caplog.records if r.levelname == "INFO") == 3
+        health = WorkerEngine(watched.supervisor).health()
+        assert (health.is_ready, health.state) == (False, "failed")
+        assert health.detail == f"{watched.supervisor.state.given_up.message}. {caught.value.remedy}"
         assert dict(caught.value.facts)["restarts"] == 2
         assert dict(caught.value.facts)["exit"].startswith("signal 9")
         assert watched.supervisor.state.pid is None
@@ -274,7 +288,7 @@ async def test_a_mistake_in_prepare_at_a_restart_ends_in_failed_and_is_raised(tm
     await watched.supervisor.start()
     os.kill(watched.supervisor.state.pid, signal.SIGKILL)
     await watched.until("failed")
-    with pytest.raises(WorkerFailedError, match="ended too often"):
+    with pytest.raises(WorkerFailedError, match="failed unexpectedly"):
         await watched.tokens(prompt(0))
     with pytest.raises(ValueError, match="our own mistake"):
         await watched.supervisor.stop()

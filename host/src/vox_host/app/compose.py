@@ -21,11 +21,12 @@ from vox_host.app.engine import WorkerEngine
 from vox_host.app.service import ModelInfo, ModelService
 from vox_host.byte_sizes import byte_size
 from vox_host.discovery import discover
-from vox_host.errors import IntegrityError, ModelError, VoxError, WorkerFailedError
+from vox_host.errors import IntegrityError, ModelError, PluginError, VoxError, WorkerFailedError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
+from vox_host.models.model_manifest import MODEL_MANIFEST
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.models.verifying import verify_files
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
@@ -232,7 +233,7 @@ class _Start:
                 plan,
                 prepare=load,
                 meanwhile=self._load_tokenizer,
-                renew=verified_plan,
+                renew=functools.partial(self._renewed_plan, chosen),
                 transcript=self.transcript,
                 limits=self.options.limits,
             )
@@ -273,6 +274,31 @@ class _Start:
             log_dir=self.settings.log_dir,
             require_verified=self.options.require_verified,
         )
+
+    async def _renewed_plan(self, chosen: Candidate) -> LaunchPlan:
+        """Return the plan of a restart; a model or a plugin removed in the meantime is called just that."""
+        if not (self.model.path / MODEL_MANIFEST).exists():
+            raise ModelError(
+                "model-gone",
+                f'the model "{self.model.name}" is no longer in the store',
+                facts=[("expected at", str(self.model.path))],
+                remedy="Import the model again.",
+            )
+        if chosen.python is not None and not chosen.python.exists():
+            raise PluginError(
+                "plugin-gone",
+                f'the plugin "{chosen.plugin_id}" is no longer installed',
+                facts=[("expected at", str(chosen.python))],
+                remedy="Install the plugin again.",
+            )
+        try:
+            return await self._verified_plan(chosen)
+        except OSError as error:
+            raise ModelError(
+                "restart-unreadable",
+                f"a file of the model or the plugin can't be read ({error.strerror or error})",
+                facts=[("file", str(error.filename))],
+            ) from error
 
     def _load_params(self, chosen: Candidate) -> m.LoadModelParams:
         offered = chosen.manifest.backend.numerics if chosen.manifest is not None else []

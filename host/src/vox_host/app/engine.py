@@ -21,8 +21,10 @@ class WorkerEngine:
     def health(self) -> EngineHealth:
         """Say whether the worker answers now."""
         state = self._supervisor.state
-        error = state.last_error
+        error = state.given_up or state.last_error
         detail = None if error is None or state.phase == "ready" else error.message
+        if detail is not None and state.given_up is not None:
+            detail = f"{detail}. {state.given_up.remedy}"
         return EngineHealth(state.phase == "ready", state.phase, detail)
 
     async def generate(self, params: m.GenerateParams) -> AsyncGenerator[m.GenerateResult, None]:

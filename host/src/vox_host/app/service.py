@@ -87,9 +87,10 @@ class ContextOverflowError(UsageError):
 
     def __init__(self, prompt_tokens: int, context_length: int, *, is_estimate: bool) -> None:
         about = "about " if is_estimate else ""
+        tokens = "token" if prompt_tokens == 1 else "tokens"
         super().__init__(
             "context_length_exceeded",
-            f"the prompt has {about}{prompt_tokens} tokens and the context of this model holds "
+            f"the prompt has {about}{prompt_tokens} {tokens} and the context of this model holds "
             f"{context_length}, with room for at least one token of the answer; nothing was generated",
             facts=[("prompt_tokens", prompt_tokens), ("context_length", context_length)],
             remedy="Shorten the prompt, or serve with a larger --context-length if the model allows it.",

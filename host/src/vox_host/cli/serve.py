@@ -71,8 +71,10 @@ def _announce(url: str, opened: OpenModel, *, has_key: bool) -> None:
 
 def _log_to_stderr() -> None:
     """Failures while answering are told to clients without their insides; those go here."""
-    logger = logging.getLogger("vox_host.server")
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
+        for name in ("vox_host.server", "vox_host.workers"):
+            logging.getLogger(name).addHandler(handler)
+        # Each end of a worker is told here; other commands print the error itself.
+        logging.getLogger("vox_host.workers").setLevel(logging.INFO)

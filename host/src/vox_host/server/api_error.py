@@ -6,12 +6,16 @@ help is a 4xx, and what it may help says when (`retry-after`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from vox_host.errors import ModelError, UsageError, VoxError, WorkerFailedError
 
-__all__ = ["ApiError", "api_error_of", "bad_request", "internal_error"]
+__all__ = ["ApiError", "api_error_of", "bad_request", "internal_error", "without_folders"]
+
+_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;]+/)+")
+"""The folders before a file's name in a text."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -66,6 +70,11 @@ def bad_request(param: str | None, message: str, *, code: str = "invalid_value")
     return ApiError(400, message, code=code, param=param)
 
 
+def without_folders(text: str) -> str:
+    """Return `text` with file names alone: where things lie is for this machine's terminal and log."""
+    return _FOLDERS.sub("", text)
+
+
 def internal_error() -> ApiError:
     """Return what a bug of ours looks like from outside: nothing of its insides."""
     return ApiError(500, "the server failed while answering; its log has the details", code="internal-error")
@@ -81,10 +90,11 @@ _STATUS_BY_CODE = {
 
 def api_error_of(error: VoxError) -> ApiError:
     """Return `error` as HTTP clients should see it; paths and host facts stay in the log."""
-    message = error.message if error.remedy is None else f"{error.message}. {error.remedy}"
+    message = without_folders(error.message if error.remedy is None else f"{error.message}. {error.remedy}")
     if isinstance(error, WorkerFailedError):
         status = _STATUS_BY_CODE.get(error.code, 503)
-        headers = {"retry-after": "1"} if status == 503 else {}
+        # After "worker-failed" only a restart of the server helps.
+        headers = {"retry-after": "1"} if status == 503 and error.code != "worker-failed" else {}
         return ApiError(status, message, code=error.code, headers=headers)
     if error.code == "context_length_exceeded":
         return ApiError(400, message, code=error.code, param="messages", facts=dict(error.facts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -18,27 +19,42 @@ from vox_host.server.chat_completion import handle_chat_completion
 from vox_host.server.completion import handle_completion
 from vox_host.server.exchange import EXCHANGE, REQUEST_ID, Exchange, error_of, json_response
 from vox_host.server.generate import handle_generate
+from vox_host.server.heap import HeapKeeper
 from vox_host.server.security import Access, cors_headers
 
-__all__ = ["make_http_app"]
+__all__ = ["HTTP_OPTIONS", "make_http_app"]
+
+# `server.encoding` inflates bodies, within the limit.
+HTTP_OPTIONS: dict[str, Any] = {"auto_decompress": False}
+"""What whoever runs the application must pass to its runner."""
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_http_app(
-    service: ModelService, *, access: Access, admission: Admission | None = None
+    service: ModelService,
+    *,
+    access: Access,
+    admission: Admission | None = None,
+    heap: HeapKeeper | None = None,
 ) -> web.Application:
     """Return the application that serves `service`."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_middleware(access)])
+    heap = heap or HeapKeeper()
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_middleware(access, heap)])
     app[EXCHANGE] = Exchange(service, admission or Admission())
     app.on_response_prepare.append(_add_headers)
-    add = app.router.add_route
+
+    async def close_heap(_: web.Application) -> None:
+        await heap.close()
+
+    app.on_cleanup.append(close_heap)
+    add, add_get = app.router.add_route, app.router.add_get
     for path in ("/health", "/v1/health"):
-        add("GET", path, info.handle_health)
-    add("GET", "/v1/models", info.handle_models)
-    add("GET", "/v1/models/{model:.+}", info.handle_model)
-    add("GET", "/v1/backends", info.handle_backends)
+        add_get(path, info.handle_health)  # and HEAD, which load balancers send
+    add_get("/v1/models", info.handle_models)
+    add_get("/v1/models/{model:.+}", info.handle_model)
+    add_get("/v1/backends", info.handle_backends)
     for path in ("/generate", "/v1/generate"):
         add("POST", path, handle_generate)
     add("POST", "/v1/completions", handle_completion)
@@ -46,7 +62,7 @@ def make_http_app(
     return app
 
 
-def _middleware(access: Access) -> Middleware:
+def _middleware(access: Access, heap: HeapKeeper) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("X-Request-Id", "")
@@ -65,6 +81,8 @@ def _middleware(access: Access) -> Middleware:
             if isinstance(problem, ContextOverflowError):
                 error.param = "messages" if request.path.endswith("/chat/completions") else "prompt"
             return _error_response(error)
+        finally:
+            heap.after_request(request.content.total_bytes, is_encoded="Content-Encoding" in request.headers)
 
     return guard
 

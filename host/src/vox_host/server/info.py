@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from aiohttp import web
 
 from vox_host.app.service import ModelInfo
-from vox_host.server.api_error import ApiError
+from vox_host.server.api_error import ApiError, without_folders
 from vox_host.server.exchange import EXCHANGE, json_response
 
 __all__ = ["handle_backends", "handle_health", "handle_model", "handle_models"]
-
-_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;]+/)+")
-"""The folders before a file's name in a text."""
 
 
 async def handle_health(request: web.Request) -> web.Response:
@@ -27,7 +23,7 @@ async def handle_health(request: web.Request) -> web.Response:
         "service": "vox-host",
         "ready": health.is_ready,
         "state": health.state,
-        "detail": health.detail,
+        "detail": without_folders(health.detail) if health.detail else None,
         "model": info.name,
         "plugin": info.plugin_id,
         "lane": info.lane,
@@ -38,7 +34,9 @@ async def handle_health(request: web.Request) -> web.Response:
     }
     if health.is_ready:
         return json_response(body)
-    return json_response(body, status=503, headers={"retry-after": "1"})
+    # What has failed for good is not worth coming back for.
+    headers = {} if health.state == "failed" else {"retry-after": "1"}
+    return json_response(body, status=503, headers=headers)
 
 
 async def handle_models(request: web.Request) -> web.Response:
@@ -79,8 +77,7 @@ async def handle_backends(request: web.Request) -> web.Response:
 
 
 def _without_paths(value: Any) -> Any:
-    """Where things lie on this machine is for its terminal; a client sees the file's name."""
-    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def _model(request: web.Request) -> dict[str, Any]:

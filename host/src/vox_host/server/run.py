@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from vox_host.app.service import ModelService
 from vox_host.errors import UsageError
 from vox_host.server.admission import Admission
-from vox_host.server.http_app import make_http_app
+from vox_host.server.http_app import HTTP_OPTIONS, make_http_app
 from vox_host.server.security import Access, check_binding, is_loopback
 
 __all__ = ["DEFAULT_PORT", "check_port_is_free", "serve"]
@@ -44,7 +44,12 @@ async def serve(
     app = make_http_app(service, access=Access(api_key, checks_host=is_loopback(host)), admission=admission)
     # A client that hangs up cancels its handler, and so its answer.
     runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, logger=_http_log(), shutdown_timeout=GRACE_S
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=_http_log(),
+        shutdown_timeout=GRACE_S,
+        **HTTP_OPTIONS,
     )
     await runner.setup()
     try:

@@ -11,7 +11,16 @@ from vox_host.workers.launch import LaunchPlan
 from vox_host.workers.process import Exit, WorkerProcess
 from vox_plugin_api import messages as m
 
-__all__ = ["from_worker_error", "not_ended", "not_started", "refused", "worker_died", "worker_killed"]
+__all__ = [
+    "ended_too_often",
+    "from_worker_error",
+    "not_ended",
+    "not_restarted",
+    "not_started",
+    "refused",
+    "worker_died",
+    "worker_killed",
+]
 
 _GIB = 2**30
 _SHOWN_LINES = 20
@@ -86,6 +95,34 @@ def not_ended(plan: LaunchPlan, process: WorkerProcess) -> WorkerFailedError:
         remedy="It probably waits inside the kernel, for a disk or a device driver (not confirmed); "
         f"`ps -o stat,wchan -p {process.pid}` shows where.",
     )
+
+
+def ended_too_often(plan: LaunchPlan, times: int, within_s: float, last: VoxError) -> WorkerFailedError:
+    """Return why no other worker is started after `times` of them ended, or failed to start, in a row."""
+    how = dict(last.facts).get("exit", last.message)
+    return WorkerFailedError(
+        "worker-failed",
+        f'worker "{plan.plugin_id}" ended {times} times within {within_s:.0f} s and is not started again; '
+        f"the last: {how}",
+        facts=_of_last(last),
+        remedy="Restart `vox-host serve`; the server's log says how each of them ended.",
+    )
+
+
+def not_restarted(plan: LaunchPlan, why: VoxError | None) -> WorkerFailedError:
+    """Return that another worker can't be started because of `why`; None: a mistake of this host."""
+    reason = "the host failed unexpectedly, its log has the details" if why is None else why.message
+    first = "" if why is None or why.remedy is None else f"{why.remedy.rstrip('.')}. "
+    return WorkerFailedError(
+        "worker-failed",
+        f'worker "{plan.plugin_id}" ended and can\'t be started again: {reason}',
+        facts=[] if why is None else _of_last(why),
+        remedy=f"{first}Then restart `vox-host serve`." if first else "Restart `vox-host serve`.",
+    )
+
+
+def _of_last(last: VoxError) -> list[tuple[str, object]]:
+    return [("last error", f"{last.code}: {last.message}"), *last.facts]
 
 
 def refused(plan: LaunchPlan, process: WorkerProcess, error: m.WorkerError) -> VoxError:

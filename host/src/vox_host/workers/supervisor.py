@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vox_host.errors import IntegrityError, PluginError, VoxError, WorkerFailedError
+from vox_host.workers import failures
 from vox_host.workers.connection import Event
 from vox_host.workers.launch import LaunchPlan, Limits
 from vox_host.workers.worker import Worker
@@ -21,6 +23,8 @@ from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
 __all__ = ["Phase", "Supervisor", "WorkerState"]
+
+log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
@@ -35,6 +39,8 @@ class WorkerState:
     """Since the supervisor was started."""
     last_error: VoxError | None = None
     """Why the last worker ended, if one did."""
+    given_up: WorkerFailedError | None = None
+    """Why no other is started, and what to do; only of a worker that had served."""
 
 
 class Supervisor:
@@ -85,7 +91,7 @@ class Supervisor:
             raise WorkerFailedError(
                 "worker-running", f'worker "{self._plan.plugin_id}" is running already; nothing was started'
             )
-        self._set("starting", pid=None, restarts=0, last_error=None)
+        self._set("starting", pid=None, restarts=0, last_error=None, given_up=None)
         try:
             worker = await self._start_worker()
         except VoxError as error:
@@ -148,43 +154,67 @@ class Supervisor:
             await self._replace_each(worker)
         except Exception:
             # Our own mistake, or one of `prepare`: nobody may wait for a worker that never comes.
-            self._set("failed", pid=None)
+            log.exception("worker %s: starting another one failed unexpectedly", self._plan.plugin_id)
+            self._give_up(failures.not_restarted(self._plan, None))
             raise
 
     async def _replace_each(self, worker: Worker) -> None:
         """Start a new worker when one ends, until too many in a row have."""
-        in_a_row = 0
+        in_a_row = ended = 0
+        row_began_s = 0.0
         while True:
             began_s = time.monotonic()
             error = await asyncio.shield(worker.ended)
             self._worker = None
             if time.monotonic() - began_s > self._limits.healthy_after_s:
-                in_a_row = 0
+                in_a_row = ended = 0
+            if ended == 0:
+                row_began_s = time.monotonic()
+            ended += 1
             self._set("restarting", pid=None, last_error=error)
+            _log_end(error)
             try:
                 await worker.stop()
             except VoxError as failure:
                 # Two workers at once could hold twice the memory.
-                self._set("failed", last_error=failure)
+                self._give_up(failures.not_restarted(self._plan, failure), last_error=failure)
                 return
             while True:
                 if in_a_row >= self._limits.max_restarts:
-                    self._set("failed", pid=None)
+                    within_s = time.monotonic() - row_began_s
+                    last = self._state.last_error or error
+                    self._give_up(failures.ended_too_often(self._plan, ended, within_s, last))
                     return
                 await asyncio.sleep(self._limits.backoff_s * 2**in_a_row)
                 in_a_row += 1
                 self._set("restarting", restarts=self._state.restarts + 1)
                 try:
-                    if self._renew is not None:
-                        self._plan = await self._renew()
+                    if self._renew is not None and not await self._renewed(self._renew):
+                        return
                     worker = await self._start_worker()
                     break
                 except (IntegrityError, PluginError) as failure:
                     # Another attempt would find the same bytes.
-                    self._set("failed", last_error=failure)
+                    self._give_up(failures.not_restarted(self._plan, failure), last_error=failure)
                     return
                 except VoxError as failure:
+                    ended += 1
                     self._set("restarting", last_error=failure)
+                    _log_end(failure)
+
+    async def _renewed(self, renew: Callable[[], Awaitable[LaunchPlan]]) -> bool:
+        """Take a fresh plan. A model or a plugin that is gone or changed stays so: that is final."""
+        try:
+            self._plan = await renew()
+        except VoxError as failure:
+            self._give_up(failures.not_restarted(self._plan, failure), last_error=failure)
+            return False
+        return True
+
+    def _give_up(self, why: WorkerFailedError, **changes: object) -> None:
+        facts = "; ".join(f"{name}: {value}" for name, value in why.facts)
+        log.error("%s. %s (%s)", why.message, why.remedy, facts)
+        self._set("failed", pid=None, given_up=why, **changes)
 
     async def _ready_worker(self) -> Worker:
         deadline_s = time.monotonic() + self._limits.ready_timeout_s
@@ -198,8 +228,16 @@ class Supervisor:
                     "worker-not-ready", f"was not ready within {self._limits.ready_timeout_s} s"
                 ) from None
         if self._worker is None:
+            given_up = self._state.given_up
+            if given_up is not None:
+                raise WorkerFailedError(
+                    given_up.code,
+                    f"{given_up.message}; the request was not sent",
+                    facts=[("restarts", self._state.restarts), *given_up.facts],
+                    remedy=given_up.remedy,
+                )
             if self._state.phase == "failed":
-                raise self._unavailable("worker-failed", "ended too often and was not started again")
+                raise self._unavailable("worker-failed", "could not be started")
             raise self._unavailable("worker-stopped", "is not running")
         return self._worker
 
@@ -225,3 +263,8 @@ class Supervisor:
         self._changed = asyncio.Event()
         if self._on_state is not None:
             self._on_state(self._state)
+
+
+def _log_end(error: VoxError) -> None:
+    facts = dict(error.facts)
+    log.info("%s (exit: %s; log: %s)", error.message, facts.get("exit", "-"), facts.get("log", "-"))
