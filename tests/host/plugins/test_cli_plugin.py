@@ -99,6 +99,23 @@ def test_verify_names_a_changed_file_with_exit_code_4(
     assert error["facts"]["file"] == str(path)
 
 
+def test_a_changed_receipt_is_named_by_verify_and_explain(
+    vox: Run, installed_toy: Installed, plugins_dir: Path
+) -> None:
+    path = plugins_dir / "vox-toy.json"
+    path.write_text(path.read_text().replace(installed_toy.receipt.archive_sha256, "0" * 64))
+    done = vox("plugin", "verify", "vox-toy")
+    assert done.returncode == 4
+    assert done.stderr.count("sha256:") == 2
+    assert str(path) in done.stderr
+    listed = facts_of(vox("plugin", "list", "--json"))
+    entry = next(p for p in listed["plugins"] if p["id"] == "vox-toy")
+    assert (entry["integrity"], entry["error"]["code"]) == ("changed", "receipt-changed")
+    # With `auto` no other plugin is quietly used instead.
+    explained = facts_of(vox("plugin", "explain", "--json"))
+    assert explained["chosen"]["plugin"] is None
+
+
 def test_explain_shows_a_changed_file_and_would_run_nothing(
     vox: Run, installed_toy: Installed, plugins_dir: Path
 ) -> None:
