@@ -1,6 +1,7 @@
 """hf_import: a folder is copied whole, or refused before anything is written."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -181,3 +182,10 @@ def test_a_token_id_that_no_token_has_is_refused(hugging_face_folder, file, key,
 def test_token_ids_of_the_vocabulary_are_taken(hugging_face_folder, value):
     change_config(hugging_face_folder, eos_token_id=value, bos_token_id=value)
     HuggingFaceSource(hugging_face_folder)
+
+
+def test_a_config_that_is_a_pipe_is_not_called_missing(hugging_face_folder):
+    path = hugging_face_folder / "config.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path} is not a regular file" in refusal(hugging_face_folder).message

@@ -100,7 +100,8 @@ class HuggingFaceSource:
 
 def _config(path: Path) -> dict[str, Any]:
     source = path / "config.json"
-    if not source.is_file():
+    # A pipe or a device is there all the same: reading it says what it is.
+    if not source.exists():
         raise CheckpointError("config-missing", f"{source} does not exist: a model's constants are in it")
     return read_json_object(source, code="config-invalid")
 
