@@ -24,8 +24,10 @@ help:
 	@echo "make lanes   scalar reference, AVX2, AVX-512 and emulated aarch64 on the demo model: one table of hashes"
 	@echo "make mutants change each class of kernel line once and see the vectors notice; an hour"
 
+# Before anything is set up: the demo's total counts that too.
+STARTED := $(shell date +%s)
 demo: $(HOST_STAMP) $(WHEELS_STAMP)
-	@$(BIN)/vox-host demo --wheels wheels --accept-license
+	@$(BIN)/vox-host demo --wheels wheels --accept-license --started $(STARTED)
 
 $(VENV)/bin/python:
 	@echo "==> creating $(VENV)"
@@ -34,13 +36,13 @@ $(VENV)/bin/python:
 
 $(HOST_STAMP): $(VENV)/bin/python constraints.txt plugin-api/pyproject.toml host/pyproject.toml
 	@echo "==> installing vox-host and its dependencies into $(VENV)"
-	@$(PIP) install --quiet --editable plugin-api --editable host
+	@$(PIP) install --editable plugin-api --editable host
 	@touch $@
 
 $(WHEELS_STAMP): $(HOST_STAMP) $(NATIVE_FILES) $(PYTHON_FILES) $(wildcard plugins/*/pyproject.toml)
 	@echo "==> building wheels (native kernels included) into wheels/"
 	@rm -rf wheels && mkdir -p wheels
-	@$(PIP) wheel --quiet --no-deps --wheel-dir wheels ./plugin-api ./host ./plugins/mens-core
+	@$(PIP) wheel --no-deps --wheel-dir wheels ./plugin-api ./host ./plugins/mens-core
 	@$(BIN)/vox-host plugin pack --path plugins/mens-cpu-ref --out wheels/mens-cpu-ref
 	@touch $@
 
@@ -49,7 +51,7 @@ wheels: $(WHEELS_STAMP)
 
 $(TEST_STAMP): $(HOST_STAMP) tests/requirements.txt
 	@echo "==> installing test tools into $(VENV)"
-	@$(PIP) install --quiet --requirement tests/requirements.txt
+	@$(PIP) install --requirement tests/requirements.txt
 	@touch $@
 
 native: $(TEST_STAMP)

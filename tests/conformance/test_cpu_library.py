@@ -93,6 +93,23 @@ def test_the_dispatcher_and_pool_need_no_more_than_the_baseline(library):
         assert not any(register in text for register in ("%ymm", "%zmm"))
 
 
+@pytest.mark.parametrize("options", [{"isa": "bogus"}, {"colour": "red"}])
+def test_a_lane_option_is_refused_with_what_this_machine_has(library, options):
+    from mens_cpu_ref.plugin import _choose
+
+    with pytest.raises(BackendError) as caught:
+        _choose(library, options)
+    known = caught.value.error.facts["known"]["isa"]
+    best = library.isa()
+    assert known[0] == "reference"
+    assert best in known[1:]
+    for name in known[1:]:
+        assert _choose(library, {"isa": name})[1] == name
+    others = {"neon", "neon_dot"} if best.startswith("avx") else {"avx2", "avx512"}
+    assert not others & set(known)
+    library.force_isa("")
+
+
 def test_importing_the_plugin_loads_nothing():
     code = (
         "import sys, mens_cpu_ref.plugin as p; "

@@ -227,6 +227,9 @@ def test_a_scale_that_is_not_finite_is_refused_by_row(library, weight_format):
                 quantised.pack_matrix(functions, stored(weight_format, blocks, 40))
             assert refused.value.error.code == "weights-not-finite"
             assert refused.value.error.facts["row"] == 37
+            # The import copies blocks as they are: to import the same file again would change nothing.
+            assert "again" not in refused.value.error.remedy
+            assert "the file that the model was imported from holds this" in refused.value.error.remedy
 
 
 def test_bytes_that_do_not_make_the_shape_are_refused(library):

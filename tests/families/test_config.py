@@ -182,7 +182,7 @@ def test_other_families_are_named_beside_the_supported_ones(model_type):
         ({"rope_theta": 1}, ["rope_theta"]),
         ({"rope_theta": None}, ["rope_theta"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "num_attention_heads"]),
-        ({"head_dim": 15}, ["head_dim", "15", "even"]),
+        ({"head_dim": 15}, ["head_dim is 15; wanted a number that is even"]),
         ({"head_dim": None, "num_attention_heads": 3}, ["head_dim", "40 / 3"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "silu"]),
         ({"tie_word_embeddings": 1}, ["tie_word_embeddings", "1"]),

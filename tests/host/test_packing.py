@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_a_packed_plugin_is_a_wheel_and_a_manifest_that_names_its_checksum(sourc
     assert artifact.size == len(content)
     embedded, _ = load_manifest(source / "src/vox_toy/Plugin.toml")
     assert released.model_copy(update={"artifacts": {}}) == embedded
+
+
+def test_a_build_that_takes_long_says_so_with_its_seconds(source, tmp_path):
+    (source / "tiny_build.py").write_text(BACKEND.replace("FAIL", "import time; time.sleep(0.5)"))
+    said: list[str] = []
+    pack_plugin(source, tmp_path / "out", platform="linux-x86_64", say=said.append, progress_every_s=0.1)
+    first, *ticks = said
+    assert first == "building vox-toy 1.0.0 for linux-x86_64"
+    assert len(ticks) >= 4
+    assert all(re.fullmatch(re.escape(first) + r" \(\d+ s\)", line) for line in ticks)
 
 
 def test_packing_for_a_second_platform_keeps_the_first_and_a_new_version_starts_afresh(source, tmp_path):

@@ -213,6 +213,16 @@ def test_a_tensor_the_index_forgot_is_still_accounted_for(tmp_path):
     assert set(Checkpoint.open(tmp_path)) == {"a", "b"}
 
 
+@pytest.mark.parametrize(("names", "said"), [("b", "1 tensor that is not"), ("bc", "2 tensors that are not")])
+def test_a_tensor_that_only_the_index_has_is_refused(tmp_path, names, said):
+    write_safetensors(tmp_path / "one.safetensors", {"a": u8(0, 1)}, data=b"x")
+    weight_map = dict.fromkeys(["a", *names], "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    error = refusal(tmp_path)
+    assert error.code == "checkpoint-index-mismatch"
+    assert f"names {said} in the files it names: b in one.safetensors" in error.message
+
+
 def test_a_file_that_changed_after_opening_is_not_mapped(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", {"a": u8(0, 9000)}, data=bytes(9000))
     checkpoint = Checkpoint.open(path)

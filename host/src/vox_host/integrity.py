@@ -13,13 +13,14 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vox_host.errors import IntegrityError
 from vox_host.installed_tree import TreeEntry, digest_of_file, listing_path, parse_listing, read_entries
 from vox_host.receipt import Interpreter, Receipt
 from vox_host.stat_cache import StatCache
 
-__all__ = ["Verification", "verify_installation"]
+__all__ = ["LastCheck", "Verification", "since_last_check", "verify_installation"]
 
 Hex = str
 
@@ -31,6 +32,47 @@ class Verification:
     files: int
     hashed: int
     """Files read in full; the others had the size, times and inode of the last full check."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheck:
+    """What `stat` tells of an installed tree against its last check."""
+
+    state: Literal["ok", "changed", "unchecked"]
+    """ok: no file was touched since; changed: one was; unchecked: no check is on record."""
+    file: str = ""
+    """The first such file; empty where the state is ok."""
+
+
+def since_last_check(receipt: Receipt, plugins_dir: Path) -> LastCheck:
+    """Say whether an installed tree was touched since its last check; reads no file of it."""
+    root = plugins_dir / receipt.environment
+    cache = StatCache.load(_cache_path(plugins_dir, receipt), receipt.tree_digest)
+    unchecked: dict[str, None] = {}
+
+    def file_digest(path: Path, info: os.stat_result) -> Hex:
+        if not cache.knows(path):
+            unchecked[str(path)] = None
+        return cache.lookup(path, info) or ""
+
+    try:
+        recorded = _recorded_entries(receipt, plugins_dir, root)
+        entries = read_entries(root, interpreter=receipt.interpreter, file_digest=file_digest)
+        if receipt.interpreter is not None:
+            path = Path(receipt.interpreter.path)
+            if file_digest(path, path.stat()) != receipt.interpreter.sha256 and str(path) not in unchecked:
+                return LastCheck("changed", str(path))
+    except IntegrityError as error:
+        facts = dict(error.facts)
+        return LastCheck("changed", str(facts.get("file") or facts.get("link") or root))
+    except OSError as error:
+        return LastCheck("changed", str(error.filename))
+    found = {entry.path: entry for entry in entries}
+    for name in sorted(recorded.keys() | found.keys(), key=os.fsencode):
+        known = name in recorded and str(root / name) in unchecked
+        if recorded.get(name) != found.get(name) and not known:
+            return LastCheck("changed", str(root / name))
+    return LastCheck("unchecked", next(iter(unchecked))) if unchecked else LastCheck("ok")
 
 
 def verify_installation(receipt: Receipt, plugins_dir: Path, *, full: bool = False) -> Verification:

@@ -26,6 +26,7 @@ from vox_host.manifest import (
     load_manifest,
     parse_manifest,
 )
+from vox_host.ticker import PROGRESS_EVERY_S, ticking
 
 __all__ = ["PackedPlugin", "pack_plugin", "released_manifest"]
 
@@ -46,7 +47,12 @@ class PackedPlugin:
 
 
 def pack_plugin(
-    source: Path, out: Path, *, platform: str, say: Callable[[str], None] = lambda line: None
+    source: Path,
+    out: Path,
+    *,
+    platform: str,
+    say: Callable[[str], None] = lambda line: None,
+    progress_every_s: float = PROGRESS_EVERY_S,
 ) -> PackedPlugin:
     """Build the wheel of the plugin in `source` for this machine and write it and Plugin.toml to `out`.
 
@@ -66,9 +72,11 @@ def pack_plugin(
         )
     embedded_path = find_source_manifest(source)
     embedded, _ = load_manifest(embedded_path)
-    say(f"building {embedded.plugin.id} {embedded.plugin.version} for {platform}")
+    what = f"building {embedded.plugin.id} {embedded.plugin.version} for {platform}"
+    say(what)
     with tempfile.TemporaryDirectory(prefix="vox-pack-") as folder:
-        built = _build_wheel(source, Path(folder))
+        with ticking(say, what, progress_every_s):
+            built = _build_wheel(source, Path(folder))
         out.mkdir(parents=True, exist_ok=True)
         wheel = out / built.name
         _place(built, wheel)

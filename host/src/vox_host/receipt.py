@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vox_host.errors import PluginError
+from vox_host.errors import IntegrityError, PluginError
 
-__all__ = ["Distribution", "Interpreter", "Receipt", "describe_trust", "load_receipt"]
+__all__ = ["Distribution", "Interpreter", "Receipt", "describe_trust", "load_receipt", "receipt_text"]
 
 
 class _Record(BaseModel):
@@ -72,6 +74,20 @@ class Receipt(_Record):
     host_version: str
     created: str
     """UTC, ISO 8601."""
+    receipt_digest: str | None = None
+    """SHA-256 of what this receipt says, with null here. None: in memory, and of an older vox-host."""
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """Return the receipt as it is written, its own digest included."""
+    fields = receipt.model_dump(mode="json", by_alias=True)
+    return json.dumps({**fields, "receipt_digest": _own_digest(fields)}, indent=1) + "\n"
+
+
+def _own_digest(fields: dict[str, Any]) -> str:
+    # Of the fields as the file has them: one that a later vox-host adds doesn't change an old receipt's.
+    text = json.dumps({**fields, "receipt_digest": None}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_receipt(path: Path) -> Receipt:
@@ -79,9 +95,11 @@ def load_receipt(path: Path) -> Receipt:
 
     Raises:
         PluginError: it is not a receipt of this version.
+        IntegrityError: it doesn't say what the installation wrote.
     """
     try:
-        receipt = Receipt.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        receipt = Receipt.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "(file)"
@@ -93,6 +111,7 @@ def load_receipt(path: Path) -> Receipt:
         ) from None
     except OSError as error:
         raise PluginError("receipt-unreadable", f"{path} can't be read: {error.strerror}") from None
+    _check_digest(path, receipt, content)
     if receipt.plugin != path.stem:
         raise PluginError(
             "receipt-invalid",
@@ -103,6 +122,20 @@ def load_receipt(path: Path) -> Receipt:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
     return receipt
+
+
+def _check_digest(path: Path, receipt: Receipt, content: bytes) -> None:
+    if receipt.receipt_digest is None:
+        return
+    found = _own_digest(json.loads(content))
+    if found != receipt.receipt_digest:
+        raise IntegrityError(
+            "receipt-changed",
+            f"{path} was changed after the installation: its digest is not that of what it says; "
+            "the plugin was not started",
+            facts=[("expected", f"sha256:{receipt.receipt_digest}"), ("found", f"sha256:{found}")],
+            remedy=f"Install the plugin again, or remove it: vox-host plugin remove {path.stem}",
+        )
 
 
 def describe_trust(receipt: Receipt) -> str:

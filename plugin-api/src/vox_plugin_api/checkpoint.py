@@ -226,7 +226,7 @@ def _read_shards(path: Path) -> tuple[dict[Path, SafetensorsFile], dict[str, Ten
         listed = ", ".join(f"{name} in {weight_map[name]}" for name in lies[:5])
         raise CheckpointError(
             "checkpoint-index-mismatch",
-            f"{path / INDEX} names {len(lies)} tensors that are not in the files it names: {listed}",
+            f"{path / INDEX} names {_count(lies)} not in the files it names: {listed}",
             facts={"tensors": {name: weight_map[name] for name in lies[:100]}},
             remedy="Index and weight files are of different downloads: fetch all of them again.",
         )
@@ -321,3 +321,7 @@ def _quant_tensor(path: Path, name: str, value: Any, checkpoint: Checkpoint) -> 
             facts={"tensor": name, "expected": f"U8 [{needed}]", "found": found},
         )
     return QuantTensor(weight_format, (rows, columns))
+
+
+def _count(tensors: list[str]) -> str:
+    return "1 tensor that is" if len(tensors) == 1 else f"{len(tensors)} tensors that are"

@@ -78,6 +78,17 @@ def test_generate_takes_its_prompt_from_standard_input_and_stops_at_a_stop_text(
         (("generate", "--model", "absent", "--prompt", "x"), 2, b"model-not-found"),
         (("generate", "--model", "tiny", "--prompt", "x", "--prompt-file", "y"), 2, b"not both"),
         (("generate", "--model", "tiny", "--prompt-file", "/no/such"), 2, b"prompt-file"),
+        (
+            ("generate", "--model", "tiny", "--prompt", "x", "--temperature", "nan"),
+            2,
+            b"less than or equal to 100; found 'nan'",
+        ),
+        (
+            ("generate", "--model", "tiny", "--prompt", "x", "--top-k=-5"),
+            2,
+            b"'--top-k': Input should be greater than or equal to 0; found '-5'",
+        ),
+        (("generate", "--model", "tiny"), 2, b"nothing was started\nGive --prompt TEXT or --prompt-file"),
         (("generate", "--model", "tiny", "--prompt", "x", "--stop", ""), 2, b"--stop"),
         (("generate", "--model", "tiny", "--prompt", "x" * 600), 2, b"context_length_exceeded"),
         (("generate", "--model", "tiny", "--prompt", "x", "--plugin", "absent"), 3, b"plugin-not-found"),

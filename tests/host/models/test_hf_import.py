@@ -1,6 +1,7 @@
 """hf_import: a folder is copied whole, or refused before anything is written."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -161,3 +162,30 @@ def test_the_same_folder_elsewhere_is_the_same_model(hugging_face_folder, tmp_pa
     one = HuggingFaceSource(hugging_face_folder).identity(silent)
     other = HuggingFaceSource(tmp_path / "elsewhere").identity(silent)
     assert one["sha256"] == other["sha256"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("key", ["eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", [99999, "x", -1, True, 1.0, [1, 99999]])
+def test_a_token_id_that_no_token_has_is_refused(hugging_face_folder, file, key, value):
+    path = hugging_face_folder / file
+    size = json.loads((hugging_face_folder / "config.json").read_text())["vocab_size"]
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | {key: value}))
+    error = refusal(hugging_face_folder)
+    assert error.code == "config-invalid"
+    assert f"{path}: {key} is {value!r}; wanted a token id" in error.message
+    assert f"from 0 to {size - 1} " in error.message
+
+
+@pytest.mark.parametrize("value", [None, 0, [0, 1]])
+def test_token_ids_of_the_vocabulary_are_taken(hugging_face_folder, value):
+    change_config(hugging_face_folder, eos_token_id=value, bos_token_id=value)
+    HuggingFaceSource(hugging_face_folder)
+
+
+def test_a_config_that_is_a_pipe_is_not_called_missing(hugging_face_folder):
+    path = hugging_face_folder / "config.json"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path} is not a regular file" in refusal(hugging_face_folder).message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,49 @@ def test_verify_names_a_changed_file_with_exit_code_4(
     error = json.loads(done.stdout)["error"]
     assert error["code"] == "integrity-mismatch"
     assert error["facts"]["file"] == str(path)
+
+
+def test_a_changed_receipt_is_named_by_verify_and_explain(
+    vox: Run, installed_toy: Installed, plugins_dir: Path
+) -> None:
+    path = plugins_dir / "vox-toy.json"
+    path.write_text(path.read_text().replace(installed_toy.receipt.archive_sha256, "0" * 64))
+    done = vox("plugin", "verify", "vox-toy")
+    assert done.returncode == 4
+    assert done.stderr.count("sha256:") == 2
+    assert str(path) in done.stderr
+    listed = facts_of(vox("plugin", "list", "--json"))
+    entry = next(p for p in listed["plugins"] if p["id"] == "vox-toy")
+    assert (entry["integrity"], entry["error"]["code"]) == ("changed", "receipt-changed")
+    # With `auto` no other plugin is quietly used instead.
+    explained = facts_of(vox("plugin", "explain", "--json"))
+    assert explained["chosen"]["plugin"] is None
+
+
+def test_list_does_not_call_touched_bytes_what_was_installed(
+    vox: Run, installed_toy: Installed, plugins_dir: Path
+) -> None:
+    def integrity() -> str:
+        listed = facts_of(vox("plugin", "list", "--json"))["plugins"]
+        return str(next(p["integrity"] for p in listed if p["id"] == "vox-toy"))
+
+    receipt = installed_toy.receipt
+    path = plugins_dir / receipt.environment / receipt.packages / "vox_toy" / "__init__.py"
+    content, before = path.read_bytes(), path.stat()
+    assert integrity() == "development"
+    path.write_bytes(bytes(content[:-1]) + b" ")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert integrity() == "changed since the last check"
+    said = vox("plugin", "list").stdout
+    assert f"{path}; vox-host plugin verify vox-toy" in said
+    assert "development" not in said
+    path.write_bytes(content)
+    assert vox("plugin", "verify", "vox-toy").returncode == 0
+    assert integrity() == "development"
+    shutil.rmtree(plugins_dir / ".checked")
+    assert integrity() == "unchecked"
+    path.with_name("added.py").write_text("")
+    assert integrity() == "changed since the last check"
 
 
 def test_explain_shows_a_changed_file_and_would_run_nothing(

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,7 +242,51 @@ def test_a_missing_tree_is_a_matter_of_integrity(installed_toy: Installed, plugi
 
 
 def test_a_receipt_survives_its_file(installed_toy: Installed, plugins_dir: Path) -> None:
-    assert load_receipt(plugins_dir / "vox-toy.json") == installed_toy.receipt
+    loaded = load_receipt(plugins_dir / "vox-toy.json")
+    assert loaded.receipt_digest is not None
+    assert loaded.model_copy(update={"receipt_digest": None}) == installed_toy.receipt
+
+
+CHANGES_OF_A_RECEIPT: dict[str, Callable[[dict[str, Any]], object]] = {
+    "the archive's digest": lambda r: r.update(archive_sha256=other_hex(r["archive_sha256"])),
+    "the source's digest": lambda r: r.update(source_digest=other_hex(r["source_digest"])),
+    "a distribution's name": lambda r: r["distributions"][0].update(name="another"),
+    "a distribution's RECORD": lambda r: r["distributions"][0].update(
+        record_sha256=other_hex(r["distributions"][0]["record_sha256"])
+    ),
+    "the interpreter's size": lambda r: r["interpreter"].update(size=r["interpreter"]["size"] + 1),
+    "the trust": lambda r: r.update(trust="verified"),
+    "its own digest": lambda r: r.update(receipt_digest=other_hex(r["receipt_digest"])),
+}
+
+
+def other_hex(digest: str) -> str:
+    return digest[:-1] + ("1" if digest[-1] == "0" else "0")
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_RECEIPT)
+def test_a_changed_receipt_is_refused_with_both_digests(
+    installed_toy: Installed, plugins_dir: Path, change: str
+) -> None:
+    path = plugins_dir / "vox-toy.json"
+    fields = json.loads(path.read_text())
+    CHANGES_OF_A_RECEIPT[change](fields)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(IntegrityError) as caught:
+        load_receipt(path)
+    assert caught.value.code == "receipt-changed"
+    facts = dict(caught.value.facts)
+    assert facts["expected"] == f"sha256:{fields['receipt_digest']}" != facts["found"]
+
+
+def test_a_receipt_of_an_older_host_has_no_digest_of_its_own(
+    installed_toy: Installed, plugins_dir: Path
+) -> None:
+    path = plugins_dir / "vox-toy.json"
+    fields = json.loads(path.read_text())
+    del fields["receipt_digest"]
+    path.write_text(json.dumps(fields))
+    assert load_receipt(path) == installed_toy.receipt
 
 
 @pytest.mark.parametrize(
@@ -260,7 +305,7 @@ def test_a_receipt_that_is_not_right_is_refused(
     installed_toy: Installed, plugins_dir: Path, change: dict[str, object]
 ) -> None:
     path = plugins_dir / "vox-toy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "receipt_digest": None, **change}))
     with pytest.raises(PluginError) as caught:
         load_receipt(path)
     assert caught.value.code == "receipt-invalid"

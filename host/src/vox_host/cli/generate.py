@@ -24,6 +24,7 @@ from vox_plugin_api import messages as m
 
 __all__ = ["register"]
 
+_GIVE_A_PROMPT = "Give --prompt TEXT or --prompt-file FILE."
 _MAX_PROMPT_BYTES = 64 << 20
 
 MaxTokens = Annotated[
@@ -65,7 +66,9 @@ def generate(
         ids = await service.encode_prompt(text)
         if not ids:
             raise UsageError(
-                "prompt-empty", "the prompt is empty, and this model has no token to begin a text with"
+                "prompt-empty",
+                "the prompt is empty, and this model has no token to begin a text with",
+                remedy=_GIVE_A_PROMPT,
             )
         service.check_fits(len(ids), needs_room=max_tokens != 0)
         params = m.GenerateParams(
@@ -168,10 +171,15 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
             raise UsageError("prompt-file", f"--prompt-file {prompt_file}: {problem.strerror}") from None
     elif prompt_file is not None or not sys.stdin.isatty():
         data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+        if not data and prompt_file is None:
+            # Nobody asked for standard input: it is where a script or a service has none.
+            raise UsageError(
+                "prompt-empty",
+                "no prompt was given, and standard input is empty; nothing was started",
+                remedy=_GIVE_A_PROMPT,
+            )
     else:
-        raise UsageError(
-            "usage", "there is nothing to continue", remedy="Give --prompt TEXT or --prompt-file FILE."
-        )
+        raise UsageError("usage", "there is nothing to continue", remedy=_GIVE_A_PROMPT)
     if len(data) > _MAX_PROMPT_BYTES:
         raise UsageError(
             "prompt-too-long", f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB; nothing was started"

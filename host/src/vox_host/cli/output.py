@@ -144,7 +144,7 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
             return 2
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "vox-host"
-        usage = VoxError("usage", str(format_message()), remedy=f"{command} --help")
+        usage = VoxError("usage", f"{format_message()}{_value_given(error)}", remedy=f"{command} --help")
         print_line(render_error(usage), error=True)
         if as_json:
             _print_error_json(usage.as_dict())
@@ -158,6 +158,13 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
     if as_json:
         _print_error_json({"code": "bug", "message": f"{type(error).__name__}: {error}"})
     return 1
+
+
+def _value_given(error: Exception) -> str:
+    """Return the value that a range refused: the parser's own message leaves it out."""
+    problems = getattr(error.__cause__, "errors", None)
+    first = next(iter(problems()), {}) if callable(problems) else {}
+    return f"; found {first['input']!r:.80}" if "input" in first else ""
 
 
 def _print_error_json(facts: dict[str, Any]) -> None:

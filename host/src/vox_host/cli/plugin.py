@@ -20,6 +20,7 @@ from vox_host.settings import Settings, load_settings, tool_environment
 
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
+    from vox_host.integrity import LastCheck
 
 __all__ = ["register"]
 
@@ -54,14 +55,15 @@ def list_plugins(json: Json = False) -> None:
         print_line(f"No plugin is installed in {settings.plugins_dir}.")
         print_line("Install one: vox-host plugin install --path SOURCE")
         return
+    checks = {c.plugin_id: _last_check(c, settings) for c in candidates}
     rows = [
         (
             c.plugin_id,
             c.version or "-",
             c.lane or "-",
-            _trust(c),
+            _trust(c, checks[c.plugin_id]),
             _show_verdict(_verdict(c, settings)),
-            c.problem.detail if c.problem else "ok",
+            _state(c, checks[c.plugin_id]),
         )
         for c in candidates
     ]
@@ -333,9 +335,26 @@ def _find_in(candidates: list[Candidate], plugin: str, settings: Settings) -> Ca
     )
 
 
-def _trust(candidate: Candidate) -> str:
+def _last_check(candidate: Candidate, settings: Settings) -> LastCheck | None:
+    from vox_host.integrity import since_last_check
+
+    return since_last_check(candidate.receipt, settings.plugins_dir) if candidate.receipt else None
+
+
+def _state(candidate: Candidate, last: LastCheck | None) -> str:
+    if candidate.problem is not None:
+        return candidate.problem.detail
+    if last is None or last.state == "ok":
+        return "ok"
+    return f"{last.file}; vox-host plugin verify {candidate.plugin_id}"
+
+
+def _trust(candidate: Candidate, last: LastCheck | None) -> str:
     if candidate.problem is not None and candidate.problem.stage == "integrity":
         return "changed"
+    # What was verified at the installation is not said of bytes that may be others now.
+    if last is not None and last.state != "ok":
+        return "changed since the last check" if last.state == "changed" else "unchecked"
     return candidate.receipt.trust if candidate.receipt else "no receipt"
 
 
@@ -360,7 +379,7 @@ def _summary(candidate: Candidate, settings: Settings) -> dict[str, Any]:
         "numerics": candidate.manifest.backend.numerics if candidate.manifest else [],
         "capabilities": candidate.manifest.backend.capabilities if candidate.manifest else [],
         "origin": candidate.origin,
-        "integrity": _trust(candidate),
+        "integrity": _trust(candidate, _last_check(candidate, settings)),
         "conformance": _verdict(candidate, settings),
         "location": candidate.location,
         "path": str(candidate.tree) if candidate.tree else None,

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from vox_host.errors import PluginError, UsageError, VoxError
 from vox_host.installation.tools import Report
 from vox_host.installed_tree import listing_path
-from vox_host.receipt import Receipt, load_receipt
+from vox_host.receipt import Receipt, load_receipt, receipt_text
 from vox_host.stat_cache import write_aside
 
 __all__ = [
@@ -106,8 +106,7 @@ def publish(plugins_dir: Path, receipt: Receipt, listing: bytes) -> None:
     # A crash of the machine may keep the receipt and lose files of the tree. Then the check
     # before the start says so, which is why the tree is not flushed file by file here.
     write_aside(listing_path(plugins_dir, receipt.environment), listing)
-    data = receipt.model_dump_json(by_alias=True, indent=1).encode() + b"\n"
-    write_aside(plugins_dir / f"{receipt.plugin}.json", data)
+    write_aside(plugins_dir / f"{receipt.plugin}.json", receipt_text(receipt).encode())
 
 
 def receipt_of(plugins_dir: Path, plugin_id: str) -> Receipt | None:

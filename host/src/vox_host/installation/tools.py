@@ -7,14 +7,13 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vox_host.errors import PluginError, UsageError, VoxError
+from vox_host.ticker import PROGRESS_EVERY_S, ticking
 from vox_host.tool_process import tool_process
 
 __all__ = ["Report", "Tools", "find_tools", "run_tool"]
@@ -24,7 +23,6 @@ Report = Callable[[str], None]
 """Takes one line of progress."""
 
 _TAIL_LINES = 25
-_PROGRESS_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +155,7 @@ def run_tool(
     environment: Mapping[str, str],
     report: Report,
     accept: Sequence[int] = (0,),
-    progress_every_s: float = _PROGRESS_EVERY_S,
+    progress_every_s: float = PROGRESS_EVERY_S,
 ) -> None:
     """Run one tool to its end, saying every few seconds that it still runs.
 
@@ -166,14 +164,7 @@ def run_tool(
         UsageError: the disk is full.
     """
     arguments = [str(part) for part in command]
-    started = time.monotonic()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.wait(progress_every_s):
-            report(f"{what} ({time.monotonic() - started:.0f} s)")
-
     with contextlib.ExitStack() as stack:
         try:
             process = stack.enter_context(tool_process(arguments, environment, stderr=subprocess.STDOUT))
@@ -183,18 +174,13 @@ def run_tool(
                 f"{arguments[0]} can't be started: {error.strerror}; nothing was installed",
                 facts=[("command", " ".join(arguments))],
             ) from None
-        ticker = threading.Thread(target=tick, daemon=True)
-        ticker.start()
-        try:
-            assert process.stdout is not None
-            for raw in process.stdout:
-                line = raw.decode("utf-8", "replace").rstrip()
-                if line:
-                    tail.append(line)
-            status = process.wait()
-        finally:
-            done.set()
-            ticker.join()
+        stack.enter_context(ticking(report, what, progress_every_s))
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode("utf-8", "replace").rstrip()
+            if line:
+                tail.append(line)
+        status = process.wait()
     if status not in accept:
         raise _failed(what, arguments, status, list(tail))
 

@@ -15,6 +15,7 @@ from vox_host.models.family_check import check_family
 from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_host.models.source import Contents, License, as_model_error
+from vox_host.models.token_ids import check_token_ids
 from vox_host.models.tokenizer import Tokenizer
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import stored_tensors, text_model_type
@@ -51,6 +52,13 @@ class HuggingFaceSource:
             self.architecture = text_model_type(config, source=config_source)
             self.notes = check_family(
                 config, stored_tensors(checkpoint), config_source=config_source, weights_source=str(path)
+            )
+            generation = path / "generation_config.json"
+            check_token_ids(
+                config,
+                read_json_object(generation, code="config-invalid") if generation.is_file() else {},
+                config_source=config_source,
+                generation_source=str(generation),
             )
         except CheckpointError as error:
             raise as_model_error(error) from None
@@ -92,7 +100,8 @@ class HuggingFaceSource:
 
 def _config(path: Path) -> dict[str, Any]:
     source = path / "config.json"
-    if not source.is_file():
+    # A pipe or a device is there all the same: reading it says what it is.
+    if not source.exists():
         raise CheckpointError("config-missing", f"{source} does not exist: a model's constants are in it")
     return read_json_object(source, code="config-invalid")
 

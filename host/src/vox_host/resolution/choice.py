@@ -30,7 +30,7 @@ class Resolution:
     """What must be said aloud about the chosen plugin."""
 
 
-_CHANGED = frozenset({"integrity-mismatch", "receipt-invalid", "receipt-unreadable"})
+_CHANGED = frozenset({"integrity-mismatch", "receipt-changed", "receipt-invalid", "receipt-unreadable"})
 
 
 def resolve(

@@ -129,7 +129,10 @@ def _check_sizes(config: Fields, parsed: ModelConfig) -> None:
         config.problem("num_key_value_heads", f"a divisor of num_attention_heads ({parsed.heads})")
     if parsed.head_dim % 2:
         key = "hidden_size" if parsed.is_head_dim_derived else "head_dim"
-        config.problem(key, f"an even head_dim (it is {parsed.head_dim}): rotary pairs need one")
+        config.problem(
+            key,
+            f"{'a head_dim' if parsed.is_head_dim_derived else 'a number'} that is even: rotary pairs need one",
+        )
     if parsed.is_head_dim_derived and parsed.hidden_size % parsed.heads:
         config.problem(
             "head_dim", f"it: hidden_size {parsed.hidden_size} / {parsed.heads} heads is not whole"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.grid_device import Buffer, Device
-from mens_core.ops import Format, StoredTensor, is_quantised
+from mens_core.ops import NOT_FINITE_REMEDY, Format, StoredTensor, is_quantised
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["GridMatrix", "check_finite", "load_matrix", "stored_elements"]
@@ -96,7 +96,7 @@ def check_finite(elements: npt.NDArray[Any], stored: StoredTensor, *, exponent: 
             "weights-not-finite",
             f"tensor {stored.name!r} holds an infinity or NaN; no model was loaded",
             facts={"tensor": stored.name},
-            remedy="import the model again from its source",
+            remedy=NOT_FINITE_REMEDY,
         )
 
 

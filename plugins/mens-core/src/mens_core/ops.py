@@ -27,6 +27,7 @@ from vox_plugin_api.checkpoint import Format
 
 __all__ = [
     "BLOCK",
+    "NOT_FINITE_REMEDY",
     "AttentionSpec",
     "Batch",
     "Fault",
@@ -52,6 +53,13 @@ Ints = npt.NDArray[np.int32]
 def is_quantised(weight_format: Format) -> bool:
     """Whether `linear` quantises its activations for this weight format."""
     return weight_format not in ("f32", "f16", "bf16")
+
+
+NOT_FINITE_REMEDY = (
+    "an import copies weights as they are, so the file that the model was imported from holds this: take the "
+    "model from elsewhere, or a release of it whose weights are finite"
+)
+"""For `weights-not-finite`: to import the same file again would change nothing."""
 
 
 @dataclass(frozen=True, slots=True)

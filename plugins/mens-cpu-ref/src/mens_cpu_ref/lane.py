@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mens_core.ops import (
     BLOCK,
+    NOT_FINITE_REMEDY,
     AttentionSpec,
     Batch,
     Fault,
@@ -436,7 +437,7 @@ def _check_weights(code: int, stored: StoredTensor, *, row: int | None = None) -
             "weights-not-finite",
             f"tensor {stored.name!r} holds an infinity or NaN; no model was loaded",
             facts={"tensor": stored.name} | ({} if row is None else {"row": row}),
-            remedy="import the model again from its source",
+            remedy=NOT_FINITE_REMEDY,
         )
 
 

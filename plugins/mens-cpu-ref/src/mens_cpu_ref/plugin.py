@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -85,8 +86,19 @@ def _choose(library: Library, options: Mapping[str, str]) -> tuple[Mapping[str, 
             f"{problem}; nothing was loaded",
             facts={
                 "found": dict(options),
-                "known": {"isa": [REFERENCE, "avx2", "avx512", "neon", "neon_dot"]},
+                "known": {"isa": [REFERENCE, *_available(library)]},
             },
             remedy="Leave the option out: the lane then takes the best instruction set of this machine.",
         ) from None
     return (library.reference, REFERENCE) if wanted == REFERENCE else (library.kernels, library.isa())
+
+
+def _available(library: Library) -> list[str]:
+    """Return the instruction sets that this machine has; the choice is the best one afterwards."""
+    found = []
+    for name in ("avx2", "avx512", "neon", "neon_dot"):
+        with contextlib.suppress(ValueError):
+            library.force_isa(name)
+            found.append(name)
+    library.force_isa("")
+    return found

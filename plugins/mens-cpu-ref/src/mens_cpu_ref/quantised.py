@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.ops import Format, StoredTensor
+from mens_core.ops import NOT_FINITE_REMEDY, Format, StoredTensor
 from mens_cpu_ref.arrays import WeightMemory, address_of
 from vox_plugin_api.backend import BackendError
 
@@ -127,7 +127,7 @@ def pack_matrix(
                 "weights-not-finite",
                 f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
                 facts={"tensor": stored.name, "row": first + code - 1},
-                remedy="import the model again from its source",
+                remedy=NOT_FINITE_REMEDY,
             )
         stored.taken((first + count) * source_row)
     return QuantisedMatrix(stored.format, number, block_of(stored.format), rows, columns, packed, address)
