@@ -104,9 +104,12 @@ def verify_installation(receipt: Receipt, plugins_dir: Path, *, full: bool = Fal
         cache.remember(path, info, digest)
         return digest
 
-    found = {
-        entry.path: entry for entry in read_entries(root, interpreter=interpreter, file_digest=file_digest)
-    }
+    try:
+        entries = read_entries(root, interpreter=interpreter, file_digest=file_digest)
+    except FileNotFoundError as error:
+        # Somebody removes the tree at this moment.
+        raise _mismatch(receipt, str(error.filename), "a file", "missing", root) from None
+    found = {entry.path: entry for entry in entries}
     for path in sorted(recorded.keys() | found.keys(), key=os.fsencode):
         if recorded.get(path) != found.get(path):
             raise _mismatch(receipt, path, _show(recorded.get(path)), _show(found.get(path)), root)

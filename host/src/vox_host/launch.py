@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vox_host.environment_use import hold_environment
 from vox_host.errors import IntegrityError, PluginError, VoxError
 from vox_host.integrity import verify_installation
 from vox_host.resolution import Candidate, Problem
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 def plan_launch(
     candidate: Candidate, *, plugins_dir: Path, log_dir: Path, require_verified: bool = False
 ) -> LaunchPlan:
-    """Verify a candidate's installed tree and return what starts its worker.
+    """Verify a candidate's installed tree, hold it, and return what starts its worker.
 
     Called before every start, so that a byte changed since the last one is seen.
 
@@ -53,6 +54,8 @@ def plan_launch(
         )
     started = time.monotonic()
     if receipt is not None:
+        # First, so that what is verified is still there when the worker starts, and until it ends.
+        hold_environment(plugins_dir, receipt.environment)
         verification = verify_installation(receipt, plugins_dir)
         log.info(
             "plugin.verified id=%s files=%d hashed=%d verify_ms=%.0f",

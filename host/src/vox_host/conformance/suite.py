@@ -13,8 +13,10 @@ from vox_host.conformance.grading import TOLERANCE
 from vox_host.conformance.groups import GROUPS, Group
 from vox_host.conformance.session import NotOfferedError, Session, Target
 from vox_host.conformance.verdict import CaseResult, GroupResult, Report
-from vox_host.errors import IntegrityError, UsageError, VoxError
+from vox_host.environment_use import hold_environment
+from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.integrity import verify_installation
+from vox_host.receipt import load_receipt
 
 __all__ = ["check", "known_groups"]
 
@@ -32,6 +34,7 @@ async def check(
     Raises:
         UsageError: there is no such group.
         IntegrityError: the plugin's bytes are not those of its receipt; nothing was started.
+        PluginError: another installation replaced the plugin meanwhile; no verdict came of it.
         VoxError: the plugin can't be started at all.
     """
     unknown = [name for name in only if name not in GROUPS]
@@ -43,6 +46,7 @@ async def check(
         )
     candidate = target.candidate
     if candidate.receipt is not None:
+        hold_environment(target.settings.plugins_dir, candidate.receipt.environment)
         # Every byte before, and again as the last group: what is graded is what was installed.
         await asyncio.to_thread(
             verify_installation, candidate.receipt, target.settings.plugins_dir, full=True
@@ -53,8 +57,10 @@ async def check(
         session = Session(target, Path(folder), say)
         await _try_start(session)
         for name, group in GROUPS.items():
+            _refuse_replaced(target)
             if not only or name in only:
                 groups.append(await _run_group(session, name, group, was_asked_for=name in only))
+        _refuse_replaced(target)
     return Report(
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
@@ -68,6 +74,25 @@ async def check(
         tolerance="" if session.is_canonical else TOLERANCE,
         observation={"seconds": round(time.monotonic() - started, 1)},
     )
+
+
+def _refuse_replaced(target: Target) -> None:
+    """Give up where what is installed now is no longer what is checked: its verdict would be of no use."""
+    receipt = target.candidate.receipt
+    if receipt is None:
+        return
+    try:
+        installed = load_receipt(target.settings.plugins_dir / f"{receipt.plugin}.json").environment
+    except (OSError, VoxError):
+        installed = "none that can be read"
+    if installed != receipt.environment:
+        raise PluginError(
+            "plugin-replaced",
+            f'plugin "{receipt.plugin}" was replaced or removed while it was checked; '
+            "the check was given up, and no verdict was stored",
+            facts=[("checked", receipt.environment), ("installed now", installed)],
+            remedy=f"vox-host plugin check {receipt.plugin}",
+        )
 
 
 async def _try_start(session: Session) -> None:

@@ -4,6 +4,7 @@
         mens-cpu-ref.json                 the receipt: a plugin exists once this is here
         .environments/mens-cpu-ref-3f2a/  the tree the receipt names, built at its final place
         .environments/mens-cpu-ref-3f2a.tree   what the tree held
+        .environments/mens-cpu-ref-3f2a.lock   shared by those who run workers from it
         .checked/                         what `stat` said at the last check
         .staging-9c1e/                    an installation at work
         .lock
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from vox_host.environment_use import alone_with, lock_path
 from vox_host.errors import PluginError, UsageError, VoxError
 from vox_host.installation.tools import Report
 from vox_host.installed_tree import listing_path
@@ -137,7 +139,7 @@ def remove(plugins_dir: Path, plugin_id: str, report: Report = lambda line: None
         receipt = receipt_of(plugins_dir, plugin_id)
         path.unlink()
         if receipt is not None:
-            _forget(plugins_dir, Path(receipt.environment).name)
+            _forget(plugins_dir, Path(receipt.environment).name, report)
         else:
             # The receipt can't say which environment was its own: every one of that id goes.
             _clean(plugins_dir, report)
@@ -160,17 +162,24 @@ def _clean(plugins_dir: Path, report: Report) -> None:
     environments = plugins_dir / ENVIRONMENTS
     if not environments.is_dir():
         return
-    for path in sorted(environments.iterdir()):
-        name = path.name.removesuffix(".tree")
+    for name in sorted({p.name.removesuffix(".tree").removesuffix(".lock") for p in environments.iterdir()}):
         if name in kept or name.rpartition("-")[0] in unreadable:
             continue
-        if path.is_dir():
-            report(f"removing {path.name}: no plugin uses it")
-        _forget(plugins_dir, name)
+        _forget(plugins_dir, name, report)
 
 
-def _forget(plugins_dir: Path, environment_name: str) -> None:
-    environment = plugins_dir / ENVIRONMENTS / environment_name
-    shutil.rmtree(environment, ignore_errors=True)
-    listing_path(plugins_dir, f"{ENVIRONMENTS}/{environment_name}").unlink(missing_ok=True)
-    (plugins_dir / ".checked" / f"{environment_name}.json").unlink(missing_ok=True)
+def _forget(plugins_dir: Path, environment_name: str, report: Report) -> None:
+    """Remove an environment and what lies beside it, unless a running host holds it."""
+    name = f"{ENVIRONMENTS}/{environment_name}"
+    environment = plugins_dir / name
+    with alone_with(plugins_dir, name) as is_free:
+        if not is_free:
+            if environment.is_dir():
+                report(f"keeping {environment_name}: a running vox-host uses it")
+            return
+        if environment.is_dir():
+            report(f"removing {environment_name}: no plugin uses it")
+        shutil.rmtree(environment, ignore_errors=True)
+        listing_path(plugins_dir, name).unlink(missing_ok=True)
+        (plugins_dir / ".checked" / f"{environment_name}.json").unlink(missing_ok=True)
+        lock_path(plugins_dir, name).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.conformance import cases_rounding
 from mens_core.conformance.inputs import Floats, floats, put, stored_float, weight
 from mens_core.ops import AttentionSpec, Batch, Format, Ops
 
@@ -48,6 +49,8 @@ def _linear(format_: Format, ops: Ops) -> Iterator[npt.NDArray[Any]]:
     x = _activations(columns)
     yield ops.to_host(ops.linear(put(ops, x), matrix, name="many"))
     yield ops.to_host(ops.linear(put(ops, x[5:]), matrix, name="one"))
+    if format_ == "f32":
+        yield from cases_rounding.linear(ops)
 
 
 def _linear_many(ops: Ops) -> Iterator[npt.NDArray[Any]]:
@@ -70,12 +73,14 @@ def _rms_norm(ops: Ops) -> Iterator[npt.NDArray[Any]]:
     for plus_one in (False, True):
         w = ops.load_vector(stored_float(floats(11, 328)), plus_one=plus_one)
         yield ops.to_host(ops.rms_norm(x, w, 9.999999974752427e-07, name="norm"))
+    yield from cases_rounding.rms_norm(ops)
 
 
 def _head_norm(ops: Ops) -> Iterator[npt.NDArray[Any]]:
     x = put(ops, floats(12, 2, 3 * 136, span=1, binades=6))
     w = ops.load_vector(stored_float(floats(13, 136)))
     yield ops.to_host(ops.head_norm(x, w, 3, 9.999999974752427e-07, name="norm"))
+    yield from cases_rounding.head_norm(ops)
 
 
 def _rope(ops: Ops) -> Iterator[npt.NDArray[Any]]:
@@ -86,6 +91,7 @@ def _rope(ops: Ops) -> Iterator[npt.NDArray[Any]]:
     for factor in (None, (5, 4)):
         table = ops.rotary_table(frequencies, factor)
         yield ops.to_host(ops.rope(x, 2, table, positions, name="rope"))
+    yield from cases_rounding.rope(ops)
 
 
 _SPEC = {"heads": 4, "kv_heads": 2, "head_dim": 40, "scale": 0.158203125}

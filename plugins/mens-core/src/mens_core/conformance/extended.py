@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.conformance.cases import Case
+from mens_core.conformance.cases_rounding import ROUNDING
 from mens_core.conformance.inputs import BLOCKS, Floats, floats, put, stored_float, weight
 from mens_core.ops import AttentionSpec, Batch, Format, Ops, StoredTensor
 
@@ -323,6 +324,7 @@ EXTENDED: Mapping[str, Case] = MappingProxyType(
         "token_weights/edges": _token_weight_edges,
         "log_normaliser/widths": _log_normaliser_widths,
         "penalise/many": _penalise_many,
+        **ROUNDING,
         **{f"{name}/faults": partial(_faults, name) for name in _FAULTY},
     }
 )

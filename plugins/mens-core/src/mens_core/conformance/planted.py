@@ -16,6 +16,7 @@ import numpy as np
 
 from mens_core.conformance.inputs import Floats
 from mens_core.conformance.passing import PassingOps
+from mens_core.conformance.planted_fma import NumpyFmaOps
 from mens_core.ops import (
     AttentionSpec,
     Batch,
@@ -168,7 +169,15 @@ class TimingRace(PassingOps):
         made = self.lane.linear(x, weight, name=name)
         self._calls += 1
         # Rare enough that a lane passes its self-test, as real ones do.
-        if self._calls % 211 or name in ("many", "one", "tail", "extremes", "tripwires", "flushed"):
+        if self._calls % 211 or name in (
+            "many",
+            "one",
+            "tail",
+            "extremes",
+            "tripwires",
+            "flushed",
+            "rounding",
+        ):
             return made
         rows = self.values(made)
         rows[-1, -1] = 0
@@ -245,6 +254,8 @@ class Planted:
 PLANTED: Mapping[str, Planted] = MappingProxyType(
     {
         "fused-multiply-add": Planted(FusedMultiplyAdd, "rope"),
+        # In every operator that has an fma; the first by name.
+        "double-rounded-fma": Planted(NumpyFmaOps, "attention"),
         "unfused-product": Planted(UnfusedProduct, "linear"),
         "reassociated-sum": Planted(ReassociatedSum, "linear"),
         "tf32-rounding": Planted(Tf32Rounding, "linear"),
