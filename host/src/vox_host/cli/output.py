@@ -163,7 +163,7 @@ def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
 def _value_given(error: Exception) -> str:
     """Return the value that a range refused: the parser's own message leaves it out."""
     problems = getattr(error.__cause__, "errors", None)
-    first = next(iter(problems()), {}) if callable(problems) else {}
+    first: dict[str, Any] = next(iter(problems()), {}) if callable(problems) else {}
     return f"; found {first['input']!r:.80}" if "input" in first else ""
 
 
