@@ -128,11 +128,11 @@ def _check_sizes(config: Fields, parsed: ModelConfig) -> None:
     if parsed.heads % parsed.kv_heads:
         config.problem("num_key_value_heads", f"a divisor of num_attention_heads ({parsed.heads})")
     if parsed.head_dim % 2:
-        key = "hidden_size" if parsed.is_head_dim_derived else "head_dim"
-        config.problem(
-            key,
-            f"{'a head_dim' if parsed.is_head_dim_derived else 'a number'} that is even: rotary pairs need one",
-        )
+        if parsed.is_head_dim_derived:
+            wanted = f"an even head_dim (it gives {parsed.head_dim}): rotary pairs need one"
+            config.problem("hidden_size", wanted)
+        else:
+            config.problem("head_dim", "a number that is even: rotary pairs need one")
     if parsed.is_head_dim_derived and parsed.hidden_size % parsed.heads:
         config.problem(
             "head_dim", f"it: hidden_size {parsed.hidden_size} / {parsed.heads} heads is not whole"
