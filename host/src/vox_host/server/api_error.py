@@ -14,8 +14,8 @@ from vox_host.errors import ModelError, UsageError, VoxError, WorkerFailedError
 
 __all__ = ["ApiError", "api_error_of", "bad_request", "internal_error", "without_folders"]
 
-_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;]+/)+")
-"""The folders before a file's name in a text."""
+_FOLDERS = re.compile(r"(?<![\w./:])/(?!v1/)(?:[^\s/'\",;]+/)+")
+"""The folders before a file's name in a text; what begins with /v1/ is a path of this API."""
 
 _TYPES = {
     400: "invalid_request_error",
