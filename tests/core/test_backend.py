@@ -16,6 +16,7 @@ from mens_core.backend import MensBackend
 from mens_core.ops import Fault
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import BackendError, BackendInfo, Reply
+from vox_plugin_api.conformance_messages import ConformanceParams
 
 INFO = BackendInfo("mens-test", "1.0.0", "cpu", ("canonical",), ("generate", "evaluate", "trace"))
 DIGEST = "ab" * 32
@@ -420,3 +421,24 @@ def test_the_self_test_is_the_lane_s_own():
     reply = a_backend().self_test(m.SelfTestParams())
     assert reply.result == PASSED
     assert reply.observation["self_test_s"] >= 0
+
+
+# --- lane options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("known", "said"), [({}, "takes none"), ({"isa": ("a", "b")}, "name one")])
+def test_a_lane_option_that_the_lane_did_not_state_is_refused(known, said):
+    made = MensBackend(INFO, lambda params: pytest.fail("made"), lambda: PASSED, lane_options=known)
+    options = {"iso": "a"}
+    load = m.LoadModelParams(model_dir="", model_digest="0" * 64, lane_options=options)
+    for ask in (
+        lambda: list(made.load_model(load)),
+        lambda: list(
+            made.conformance(ConformanceParams(group="operators", case="add", lane_options=options))
+        ),
+    ):
+        with pytest.raises(BackendError, match="no lane option is called 'iso'") as caught:
+            ask()
+        assert caught.value.error.code == "lane-option"
+        assert said in caught.value.error.remedy
+        assert caught.value.error.facts["known"] == {name: list(values) for name, values in known.items()}

@@ -15,9 +15,11 @@ from mens_core.conformance.cases import CASES
 from mens_core.conformance.inputs import floats, weight
 from mens_core.conformance.quick import compare, digests, read_vectors, self_test
 from mens_core.conformance.record import main as record
+from mens_core.conformance.suite import answer
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import AttentionSpec
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.conformance_messages import ConformanceParams
 
 
 def vectors(cases: dict[str, str], version: int = NUMERICS_VERSION) -> bytes:
@@ -339,3 +341,19 @@ def test_one_bit_of_one_element_is_enough(operator, reference_class):
     lane = type("OneBit", (reference_class,), {operator: flipped})
     failed = set(compare(digests(lane(), CASES), read_vectors()).failed)
     assert failed >= {name for name in CASES if name.split("/")[0] == operator}
+
+
+def test_what_raised_is_named_by_file_and_line_and_its_traceback_is_in_the_log(reference_class, capfd):
+    class Broken(reference_class):
+        def softcap(self, x, cap, *, name):
+            return np.zeros(3) @ np.zeros(4)
+
+    line = Broken.softcap.__code__.co_firstlineno + 1
+    for ask in (
+        lambda: self_test(Broken),
+        lambda: answer(Broken, ConformanceParams(group="operators", case="softcap")),
+    ):
+        with pytest.raises(BackendError) as caught:
+            ask()
+        assert f"({__file__}, line {line}, in softcap)" in caught.value.error.message
+        assert f'File "{__file__}", line {line}, in softcap' in capfd.readouterr().err

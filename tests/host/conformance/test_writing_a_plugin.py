@@ -88,6 +88,28 @@ def test_the_mistakes_that_the_page_proposes_are_named(right, wrong, operator, t
     assert (status, facts["first_difference"]["operator"]) == (6, operator)
 
 
+@pytest.mark.parametrize(("planted", "failed"), [("", False), ("double_rounded as ", True)])
+def test_the_linear_that_the_page_replaces_is_right_and_its_fma_has_to_be_exact(planted, failed, tmp_path):
+    plugin = written("vox-toy-lane")
+    (block,) = re.findall(r"^```python\n(from mens_core.conformance.numpy_fma.*?)^```$", PAGE, re.M | re.S)
+    code = plugin.code.replace("def backend():", f"{block}\n\ndef backend():").replace(
+        "ToyOps()", "WithLinear()"
+    )
+    code = code.replace("self_test(ToyOps)", "self_test(WithLinear)")
+    lane = install(tmp_path / "home", plugin, code.replace("import fma,", f"import {planted}fma,"))
+    status, facts = check(lane, "--only", "operators")
+    assert (status, facts["failed"] > 0) == (6 if failed else 0, failed)
+    if failed:
+        assert facts["first_difference"]["operator"] == "linear"
+
+
+def test_lane_options_are_refused_by_the_template(tmp_path):
+    lane = install(tmp_path / "home", written("vox-toy-lane"))
+    done = lane.run("plugin", "check", "vox-toy-lane", "--only", "operators", "--lane-option", "tile=8")
+    assert done.returncode == 6
+    assert "no lane option is called 'tile'" in done.stdout
+
+
 def test_the_output_that_the_page_shows_has_every_group():
     shown = re.findall(
         r"^([\w-]+) +(?:bitwise|passed|skipped) +\d+ +0(?: |$)", _section_of("vox-toy-lane"), re.M

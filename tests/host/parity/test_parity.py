@@ -35,7 +35,7 @@ def backend():
         return PLANTED[name].plant(lane) if name else lane
 
     info = BackendInfo("vox-lane", "1.0.0", "cpu", ("canonical",), ("generate", "evaluate", "trace"))
-    return MensBackend(info, make_lane, lambda: self_test(make_lane))
+    return MensBackend(info, make_lane, lambda: self_test(make_lane), lane_options={"planted": ()})
 """
 
 TRAINER = (

@@ -7,7 +7,8 @@ everything else is here and in what this module calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
@@ -40,6 +41,7 @@ class MensBackend(Backend):
         *,
         make_training_lane: Callable[[Ops], TrainingOps] | None = None,
         default_kv_bytes: int = DEFAULT_KV_BYTES,
+        lane_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Remember how to make a lane; nothing is loaded or probed.
 
@@ -48,12 +50,15 @@ class MensBackend(Backend):
             make_training_lane: makes the lane that trains on weights which another lane of the
                 same kind loaded, when training begins; None: the serving lane, if it can.
             default_kv_bytes: the KV cache's budget when a request names none.
+            lane_options: the options that the lane takes, each with its values for the error's text; any
+                other is refused. The lane refuses values.
         """
         self.info = info
         self._make_lane = make_lane
         self._self_test = self_test
         self._make_training_lane = make_training_lane
         self._default_kv_bytes = default_kv_bytes
+        self._lane_options = lane_options
         self._served: Served | None = None
         self._training: TrainingRun | None = None
         self._is_loading = False
@@ -77,12 +82,26 @@ class MensBackend(Backend):
                 facts={} if self._served is None else {"model_digest": self._served.result.model_digest},
                 remedy="Unload it first, or start another worker.",
             )
+        self._refuse_unknown(params.lane_options)
         self._is_loading = True
         try:
             self._served = yield from self._load(params)
         finally:
             self._is_loading = False
         yield Reply(self._served.result, self._served.observation)
+
+    def _refuse_unknown(self, options: Mapping[str, str]) -> None:
+        unknown = sorted(options.keys() - self._lane_options.keys())
+        if unknown:
+            known = {name: list(values) for name, values in self._lane_options.items()}
+            raise BackendError(
+                "lane-option",
+                f"no lane option is called {', '.join(map(repr, unknown))}; nothing was loaded",
+                facts={"found": dict(options), "known": known},
+                remedy="Leave it out, or name one that the lane takes."
+                if known
+                else "Leave it out: this lane takes none.",
+            )
 
     def _load(self, params: m.LoadModelParams) -> Generator[None, None, Served]:
         steps = load_served(params, self._make_lane, default_kv_bytes=self._default_kv_bytes)
@@ -133,6 +152,7 @@ class MensBackend(Backend):
         return self._require_training().save(params)
 
     def conformance(self, params: ConformanceParams) -> Stream:
+        self._refuse_unknown(params.lane_options)
         # No model is needed, and none is touched: the cases bring their own operands.
         lane = m.LoadModelParams(
             model_dir="",

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +25,7 @@ from mens_core.ops import Ops
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.messages import SelfTestResult
 
-__all__ = ["compare", "digests", "read_vectors", "self_test"]
+__all__ = ["compare", "digests", "place_of", "read_vectors", "self_test"]
 
 VECTORS = "quick.json"
 
@@ -48,15 +51,32 @@ def digests(ops: _Lane, cases: Mapping[str, Callable[[_Lane], Iterator[npt.NDArr
             for array in case(ops):
                 digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes())
         except Exception as error:
+            place = place_of(error)
             raise BackendError(
                 "self-test-failed",
-                f"self-test case {name!r} raised {type(error).__name__}: {error}",
+                f"self-test case {name!r} raised {type(error).__name__}: {error}{place}",
                 facts={"case": name, "exception": f"{type(error).__name__}: {error}"},
             ) from error
         for fault in ops.take_faults():
             digest.update(f"{fault.name} {list(fault.rows)}\n".encode())
         made[name] = digest.hexdigest()
     return made
+
+
+def place_of(error: Exception) -> str:
+    """Return " (FILE, line N, in NAME)" of the lane's code that raised; the log gets the traceback."""
+    traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parents[1].as_posix()
+    # What a lane calls (numpy, say) raises too, but the lane's own line is what its author looks for.
+    lane = [
+        f for f in frames if not f.filename.startswith(ours) and "/site-packages/numpy/" not in f.filename
+    ]
+    if not (lane or frames):
+        return ""
+    last = (lane or frames)[-1]
+    return f" ({last.filename}, line {last.lineno}, in {last.name})"
 
 
 def read_vectors(name: str = VECTORS) -> bytes:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mens_core.conformance.cases import CASES, Case
 from mens_core.conformance.definition import SUITE_VERSION, definition
 from mens_core.conformance.extended import EXTENDED
+from mens_core.conformance.quick import place_of
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
 from vox_plugin_api.backend import BackendError, Reply
@@ -60,7 +61,7 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
     except Exception as error:
         raise BackendError(
             "case-failed",
-            f"case {params.case!r} raised {type(error).__name__}: {error}",
+            f"case {params.case!r} raised {type(error).__name__}: {error}{place_of(error)}",
             facts={"case": params.case, "exception": f"{type(error).__name__}: {error}"},
         ) from error
     payloads = tuple(array.tobytes() for array in arrays)
