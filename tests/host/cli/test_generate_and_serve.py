@@ -236,3 +236,13 @@ def test_what_http_refuses_the_command_line_refuses(home_and_command, options):
     prompt = () if "--prompt-file" in options else ("--prompt", "x")
     done = run_command(command, environment, "generate", "--model", "tiny", *prompt, *options)
     assert done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize(("given", "used"), [("-1", 2**64 - 1), (str(-(2**63)), 2**63), ("7", 7)])
+def test_a_negative_seed_is_the_one_that_http_takes_it_for(home_and_command, given, used):
+    command, environment = home_and_command()
+    done = run_command(
+        command, environment, "generate", "--model", "tiny", "--prompt", "x", "--seed", given, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["seed"] == used

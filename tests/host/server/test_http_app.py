@@ -288,10 +288,13 @@ async def test_what_failed_for_good_is_told_without_paths_and_without_a_time_to_
             raise WorkerFailedError("worker-failed", why, remedy="Restart `vox-host serve`.")
             yield
 
-    client = await serving(make_service(Failed()))
+    info = model_info(warnings=("/srv/plugins/x/Plugin.toml has no receipt",))
+    client = await serving(make_service(Failed(), info=info))
     async with client.get("/health") as response:
         assert (response.status, "retry-after" in response.headers) == (503, False)
-        detail = (await response.json())["detail"]
+        body = await response.json()
+    assert body["warnings"] == ["Plugin.toml has no receipt"]
+    detail = body["detail"]
     async with client.post(CHAT, json=HELLO) as response:
         assert (response.status, "retry-after" in response.headers) == (503, False)
         message = (await checked_error(response))["message"]

@@ -62,7 +62,9 @@ class SamplingOptions:
     ] = 1.0
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."),
+        typer.Option(
+            "--seed", min=-(2**63), max=2**64 - 1, help="Equal seeds give equal bytes; default: drawn."
+        ),
     ] = None
 
     def as_params(self) -> m.SamplingParams:
@@ -76,5 +78,6 @@ class SamplingOptions:
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            seed=seed,
+            # As over HTTP: the generator's seed is unsigned, -1 is its last one.
+            seed=seed % 2**64,
         )

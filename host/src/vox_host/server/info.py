@@ -29,7 +29,7 @@ async def handle_health(request: web.Request) -> web.Response:
         "lane": info.lane,
         "numerics": info.numerics,
         "degraded": info.degraded,
-        "warnings": list(info.warnings),
+        "warnings": [without_folders(warning) for warning in info.warnings],
         "answers_in_flight": exchange.admission.outstanding,
     }
     if health.is_ready:
