@@ -25,7 +25,10 @@ __all__ = ["FD_VARIABLE", "main"]
 FD_VARIABLE = "VOX_PLUGIN_FD"
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
+STAGE_MARK = "vox-plugin-api: "
+"""Begins a line of the log that says what a start is doing."""
 _PR_SET_PDEATHSIG = 1
+_SELF_TEST_REMEDY = "`vox-host plugin check {} --only operators` shows its author what differs."
 
 
 def main(arguments: list[str]) -> int:
@@ -90,7 +93,9 @@ def _shake_hands(channel: FrameChannel, plugin_id: str) -> tuple[Backend, m.Work
     hello = _receive_hello(channel)
     plugin = find_plugin(plugin_id)
     protocol = _agree(hello, plugin, plugin_id)
+    _note_stage(f"running the entry point {plugin.entry_point.value}")
     backend = _load_backend(plugin)
+    _note_stage("running the self-test")
     refusal = None
     try:
         _self_test(backend)
@@ -112,6 +117,11 @@ def _shake_hands(channel: FrameChannel, plugin_id: str) -> tuple[Backend, m.Work
         )
     )
     return backend, refusal
+
+
+def _note_stage(stage: str) -> None:
+    """Write to the log how far the start has come, for a host that waits in vain or sees the end."""
+    os.write(2, f"{STAGE_MARK}{stage}\n".encode())
 
 
 def _receive_hello(channel: FrameChannel) -> m.HostHello:
@@ -187,19 +197,22 @@ def _load_backend(plugin: InstalledPlugin) -> Backend:
         backend = plugin.entry_point.load()()
     except BackendError:
         raise
-    except Exception as error:  # noqa: BLE001  a plugin's start may fail in any way at all
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin's start may fail in any way at all
         internal_error(error)
         text = f"{type(error).__name__}: {error}"
         raise BackendError(
             "plugin-load-failed",
-            f"plugin {plugin.plugin_id!r} ({facts['distribution']}) raised {text}",
+            f"the entry point {plugin.entry_point.value!r} of plugin {plugin.plugin_id!r} "
+            f"({facts['distribution']}) raised {text}",
             facts={**facts, "exception": text},
+            remedy=f"Its author corrects what {plugin.entry_point.value!r} runs; the log has the traceback.",
         ) from None
     if not isinstance(backend, Backend):
         raise BackendError(
             "plugin-load-failed",
             f"entry point {plugin.entry_point.value!r} must return a Backend, found {type(backend).__name__}",
             facts=facts,
+            remedy=f"Its author has {plugin.entry_point.value!r} name a callable that returns the backend.",
         )
     differences = plugin.differences(backend.info)
     if differences:
@@ -207,6 +220,8 @@ def _load_backend(plugin: InstalledPlugin) -> Backend:
             "manifest-disagrees",
             f"plugin {plugin.plugin_id!r} is not what {plugin.manifest_path} says: {'; '.join(differences)}",
             facts={**facts, "differences": differences},
+            remedy="Its author makes Plugin.toml, pyproject.toml and the BackendInfo of the entry point "
+            f"{plugin.entry_point.value!r} say the same, and installs it again.",
         )
     return backend
 
@@ -216,8 +231,13 @@ def _self_test(backend: Backend) -> None:
         result = backend.self_test(m.SelfTestParams()).result
     except BackendError:
         raise
-    except Exception as error:  # noqa: BLE001  a lane's first operators may fail in any way at all
-        raise BackendError("self-test-failed", internal_error(error).message) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a lane's first operators may fail in any way
+        internal_error(error)
+        raise BackendError(
+            "self-test-failed",
+            f"the self-test raised {type(error).__name__}: {error}",
+            remedy=_SELF_TEST_REMEDY.format(backend.info.plugin_id),
+        ) from None
     if not isinstance(result, m.SelfTestResult) or result.cases == 0 or result.failed:
         cases = result.cases if isinstance(result, m.SelfTestResult) else 0
         failed = result.failed if isinstance(result, m.SelfTestResult) else []
@@ -226,6 +246,7 @@ def _self_test(backend: Backend) -> None:
             f"the lane {backend.info.lane!r} failed {len(failed)} of the {cases} cases of its self-test; "
             "it serves nothing",
             facts={"cases": cases, "failed": failed},
+            remedy=_SELF_TEST_REMEDY.format(backend.info.plugin_id),
         )
 
 

@@ -389,3 +389,75 @@ def test_a_plugin_that_changes_its_own_tree_is_caught(tmp_path):
 
 def test_without_a_receipt_there_is_no_verdict_to_store(whole, tmp_path):
     assert read_verdict(tmp_path, "vox-lane") is None
+
+
+# --- starts that come to nothing -------------------------------------------------------------------
+
+STARTS = {
+    "exit in the self-test": ("self_test(make_lane)", "__import__('os')._exit(7)", "running the self-test"),
+    "exit in the entry point": ("library = load_library()", "__import__('os')._exit(7)", "the entry point"),
+    "SystemExit in the entry point": ("library = load_library()", "raise SystemExit(3)", "raised SystemExit"),
+    "a hang in the self-test": (
+        "self_test(make_lane)",
+        "__import__('time').sleep(600)",
+        "after 3 s it was still running the self-test",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+async def test_a_start_that_comes_to_nothing_is_a_report_that_names_its_stage(name, tmp_path, monkeypatch):
+    from vox_host.conformance import session, suite
+
+    monkeypatch.setattr(session, "START_S", 3.0)
+    old, new, said = STARTS[name]
+    code = CPU_LANE.format(wrapped=RIGHT, plugin_id="vox-lane", numerics='"canonical"')
+    assert old in code
+    lane = install_lane(tmp_path / "home", "vox-lane", code.replace(old, new))
+    settings = load_settings({"VOX_HOME": str(lane.home)})
+    target = Target(settings=settings, candidate=discover(settings.plugins_dir)[0])
+    report = await suite.check(target)
+    start, *others = report.groups
+    assert (report.verdict, start.name, start.failed) == ("failed", "start", 1)
+    assert said in start.cases[0].detail and "log: " in start.cases[0].detail
+    assert "self-test" in start.cases[0].detail or "entry point" in start.cases[0].detail
+    assert [group.name for group in others if group.skipped is None] == ["integrity"]
+
+
+async def test_a_system_exit_in_the_self_test_fails_it_and_operators_are_still_shown(tmp_path):
+    code = CPU_LANE.format(wrapped=RIGHT, plugin_id="vox-lane", numerics='"canonical"')
+    code = code.replace("lambda: self_test(make_lane)", "lambda: __import__('sys').exit(3)")
+    lane = install_lane(tmp_path / "home", "vox-lane", code)
+    facts = check(lane, "--only", "operators", status=6)
+    failed = [r for r in facts["groups"][0]["results"] if r["status"] == "failed"]
+    assert [r["name"] for r in failed] == ["self-test"]
+    assert "the self-test raised SystemExit: 3" in failed[0]["detail"]
+
+
+async def test_the_first_hang_ends_its_group_and_waiting_is_told(tmp_path, monkeypatch):
+    from vox_host.conformance import session, suite
+
+    monkeypatch.setattr(suite, "_PROGRESS_S", 0.2)
+    monkeypatch.setattr(session, "REQUEST_S", 2.0)
+    monkeypatch.setattr(session.in_time, "__defaults__", (2.0,))
+    imports = (
+        "import time\n"
+        "from mens_cpu_ref.lane import CpuOps as Whole\n"
+        "class Slow(Whole):\n"
+        "    def argmax(self, logits):\n"
+        "        time.sleep(600 if logits.values.shape[1] > 1100 or self.__class__.served else 0)\n"
+        "        return super().argmax(logits)\n"
+        "    served = False\n"
+        "    def new_kv_cache(self, **names):\n"
+        "        self.__class__.served = names['layers'] != 2 or names['kv_heads'] != 2\n"
+        "        return super().new_kv_cache(**names)\n"
+    )
+    lane = cpu_lane(tmp_path / "home", "Slow(library.kernels)", imports)
+    settings = load_settings({"VOX_HOME": str(lane.home)})
+    said: list[str] = []
+    target = Target(settings=settings, candidate=discover(settings.plugins_dir)[0])
+    report = await suite.check(target, only=["generation"], say=said.append)
+    hangs = [case for case in report.groups[0].cases if case.is_hang]
+    assert len(hangs) == 1 and report.groups[0].cases[-1].name == "worker"
+    assert any("cases so far" in line for line in said)
+    assert any("given up" in line for line in said)

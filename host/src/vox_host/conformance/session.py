@@ -23,6 +23,8 @@ from vox_plugin_api import messages as m
 
 __all__ = ["Answer", "NotOfferedError", "Session", "Target"]
 
+START_S = 45.0
+"""The longest a start may take, imports and self-test: milliseconds of work, and the loading of libraries."""
 REQUEST_S = 180.0
 """The longest any one request of the suite may take; it is tiny, so this is a hang."""
 
@@ -69,6 +71,8 @@ class Session:
         self.say = say
         self.self_test_failure: VoxError | None = None
         """Why the lane serves nothing, once that is known."""
+        self.start_failure: VoxError | None = None
+        """Why no worker starts, once that is known."""
         self.folder = folder
         self._plan: LaunchPlan | None = None
         self._models: dict[str, tuple[Path, str]] = {}
@@ -115,7 +119,7 @@ class Session:
         self, purpose: Literal["serve", "check"] = "serve", *, limits: Limits | None = None
     ) -> AsyncGenerator[Worker, None]:
         """Start a worker; nothing of it is left afterwards."""
-        worker = await Worker.start(await self.plan(purpose), limits or Limits())
+        worker = await Worker.start(await self.plan(purpose), limits or Limits(handshake_timeout_s=START_S))
         try:
             yield worker
         finally:
@@ -182,7 +186,8 @@ async def case(name: str, work: Awaitable[CaseResult | None], passed: Verdict | 
         return CaseResult(name=name, grade="failed", detail=f"{error.code}: {error.message}{facts}")
     except TimeoutError:
         waited = time.monotonic() - started
-        return CaseResult(name=name, grade="failed", detail=f"no answer within {waited:.0f} s")
+        detail = f"no answer within {waited:.0f} s"
+        return CaseResult(name=name, grade="failed", detail=detail, is_hang=True)
     return CaseResult(name=name, grade=passed) if result is None else replace(result, name=name)
 
 

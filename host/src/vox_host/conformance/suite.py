@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from vox_host.conformance.expected import load_models, suite_digest
 from vox_host.conformance.grading import TOLERANCE
 from vox_host.conformance.groups import GROUPS, Group
-from vox_host.conformance.session import NotOfferedError, Session, Target
+from vox_host.conformance.session import START_S, NotOfferedError, Session, Target
 from vox_host.conformance.verdict import CaseResult, GroupResult, Report
 from vox_host.environment_use import hold_environment
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
@@ -19,6 +20,10 @@ from vox_host.integrity import verify_installation
 from vox_host.receipt import load_receipt
 
 __all__ = ["check", "known_groups"]
+
+_START_FAILURES = ("handshake-timeout", "worker-died", "plugin-load-failed", "connection-closed")
+"""A start that went wrong in the plugin's own code: a report says so."""
+_PROGRESS_S = 15.0
 
 
 def known_groups() -> tuple[str, ...]:
@@ -56,6 +61,8 @@ async def check(
     with tempfile.TemporaryDirectory(prefix="vox-check-") as folder:
         session = Session(target, Path(folder), say)
         await _try_start(session)
+        if session.start_failure is not None:
+            groups.append(_start_result(session, session.start_failure))
         for name, group in GROUPS.items():
             _refuse_replaced(target)
             if not only or name in only:
@@ -97,30 +104,78 @@ def _refuse_replaced(target: Target) -> None:
 
 async def _try_start(session: Session) -> None:
     """Learn whether the lane serves; one that fails its self-test is still shown where it differs."""
+    session.say(f"start: waiting for the worker, its entry point and self-test, at most {START_S:.0f} s")
     try:
         async with session.worker():
             pass
     except VoxError as error:
-        if error.code != "self-test-failed":
+        if error.code == "self-test-failed":
+            session.self_test_failure = error
+            session.say(f"  FAILED self-test: {error.message}{_failed_cases(error)}")
+        elif error.code in _START_FAILURES:
+            session.start_failure = error
+        else:
             raise
-        session.self_test_failure = error
+
+
+def _start_result(session: Session, error: VoxError) -> GroupResult:
+    """Return the report's group of a start that came to nothing."""
+    log = dict(error.facts).get("log")
+    parts = [f"{error.code}: {error.message}", error.remedy or "", f"log: {log}" if log else ""]
+    detail = "; ".join(part.rstrip(".") for part in parts if part)
+    session.say(f"  FAILED start: {detail}")
+    case = CaseResult(name="start", grade="failed", detail=detail)
+    return GroupResult(name="start", cases=(case,))
+
+
+def _failed_cases(error: VoxError) -> str:
+    names = dict(error.facts).get("failed")
+    return f": {', '.join(map(str, names))}" if isinstance(names, list | tuple) and names else ""
+
+
+@contextlib.asynccontextmanager
+async def _progress(session: Session, name: str, cases: Sequence[CaseResult]) -> AsyncGenerator[None, None]:
+    """Say now and then how far a group has come, so that waiting is not mistaken for a hang."""
+
+    async def tell() -> None:
+        started = time.monotonic()
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            session.say(f"  {name}: {len(cases)} cases so far, after {time.monotonic() - started:.0f} s")
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def _run_group(session: Session, name: str, group: Group, *, was_asked_for: bool) -> GroupResult:
     session.say(f"{name}: {group.title}")
     cases: list[CaseResult] = []
     skipped: str | None = None
+    if session.start_failure is not None and name != "integrity":
+        why = f"no worker starts: {session.start_failure.code}"
+        return GroupResult(name=name, skipped=why, was_asked_for=was_asked_for)
     failure = session.self_test_failure
     if failure is not None and group.needs_service:
         why = f"the worker serves nothing: {failure.message}"
         return GroupResult(name=name, skipped=why, was_asked_for=was_asked_for)
     try:
-        async for result in group.run(session):
-            cases.append(result)
-            if result.is_failed:
-                session.say(f"  FAILED {result.name}: {result.detail}")
-            elif result.is_not_comparable and not any(case.is_not_comparable for case in cases[:-1]):
-                session.say(f"  not comparable: {result.name}: {result.detail}")
+        async with contextlib.aclosing(group.run(session)) as results, _progress(session, name, cases):
+            async for result in results:
+                cases.append(result)
+                if result.is_failed:
+                    session.say(f"  FAILED {result.name}: {result.detail}")
+                elif result.is_not_comparable and not any(case.is_not_comparable for case in cases[:-1]):
+                    session.say(f"  not comparable: {result.name}: {result.detail}")
+                if result.is_hang:
+                    detail = "the plugin hung; this group's cases after it were not run"
+                    cases.append(CaseResult(name="worker", grade="failed", detail=detail))
+                    session.say(f"  given up: {detail}")
+                    break
     except NotOfferedError as reason:
         skipped = str(reason)
         session.say(f"  skipped: {reason}")
@@ -130,5 +185,7 @@ async def _run_group(session: Session, name: str, group: Group, *, was_asked_for
         detail = f"{error.code}: {error.message}" if isinstance(error, VoxError) else "no answer in time"
         cases.append(CaseResult(name="worker", grade="failed", detail=detail))
     if failure is not None and not group.needs_service and name == "operators":
-        cases.append(CaseResult(name="self-test", grade="failed", detail=failure.message))
+        cases.append(
+            CaseResult(name="self-test", grade="failed", detail=failure.message + _failed_cases(failure))
+        )
     return GroupResult(name=name, cases=tuple(cases), skipped=skipped, was_asked_for=was_asked_for)

@@ -30,6 +30,8 @@ class CaseResult:
     is_skipped: bool = False
     detail: str = ""
     difference: Difference | None = None
+    is_hang: bool = False
+    """Failed because no answer came: the next case would wait as long."""
 
     @property
     def is_failed(self) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "not_restarted",
     "not_started",
     "refused",
+    "start_remedy",
     "worker_died",
     "worker_killed",
 ]
@@ -52,11 +53,29 @@ _BLAME_THE_MODEL = (
 )
 
 
-def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str) -> WorkerFailedError:
-    """Return the error for a process that ended by itself while `doing` was going on."""
+def start_remedy(plan: LaunchPlan, stage: str | None) -> str | None:
+    """Return what an author does about a start that ended or hung in `stage`; None: it never got so far."""
+    if stage is None:
+        return None
+    where = "self-test" if "self-test" in stage else "entry point"
+    return (
+        f"Nothing in the {where} of {plan.plugin_id} may exit, hang or take as long as that; "
+        "the worker's log has what it said last."
+    )
+
+
+def worker_died(
+    plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: str, stage: str | None = None
+) -> WorkerFailedError:
+    """Return the error for a process that ended by itself while `doing` was going on.
+
+    Args:
+        stage: of its start, where that was what it was doing.
+    """
     # The log's path is a fact, for the terminal; message and remedy also reach clients over HTTP.
     was_killed = exit_.signal_number == signal.SIGKILL
     remedy = "The system probably killed it for memory (not confirmed)." if was_killed else None
+    remedy = remedy or start_remedy(plan, stage)
     return WorkerFailedError(
         "worker-died",
         f'worker "{plan.plugin_id}" exited {doing} ({exit_}); what it was doing was not repeated',
@@ -66,13 +85,19 @@ def worker_died(plan: LaunchPlan, process: WorkerProcess, exit_: Exit, doing: st
 
 
 def worker_killed(
-    plan: LaunchPlan, process: WorkerProcess, code: str, why: str, facts: list[tuple[str, object]]
+    plan: LaunchPlan,
+    process: WorkerProcess,
+    code: str,
+    why: str,
+    facts: list[tuple[str, object]],
+    remedy: str | None = None,
 ) -> WorkerFailedError:
     """Return the error for a process that this host ended, and why it did."""
     return WorkerFailedError(
         code,
         f'worker "{plan.plugin_id}" {why}; it was killed and what it was doing was not repeated',
         facts=[*facts, *_evidence(plan, process)],
+        remedy=remedy,
     )
 
 

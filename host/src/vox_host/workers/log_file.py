@@ -21,6 +21,8 @@ HOST_STDERR = 2
 """The descriptor; the command line has seen to it that it is open."""
 _TAIL_BYTES = 8 * 1024
 _LOGS_KEPT = 20
+_STAGE_BYTES = 1 << 20
+_STAGE_MARK = b"vox-plugin-api: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,16 @@ class WorkerLog:
 
     def __str__(self) -> str:
         return str(self.path) if self.path is not None else "the stderr of vox-host"
+
+    def stage(self) -> str | None:
+        """Return what the worker's start was doing last, by its own words; None: it has not said."""
+        if self.path is None:
+            return None
+        with contextlib.suppress(OSError), self.path.open("rb") as log:
+            for line in reversed(log.read(_STAGE_BYTES).splitlines()):
+                if line.startswith(_STAGE_MARK):
+                    return line.removeprefix(_STAGE_MARK).decode("utf-8", "replace")
+        return None
 
     def tail(self) -> str:
         """Return the end of what the process has written, at most 8 KiB; nothing without a file."""

@@ -191,10 +191,14 @@ class Worker:
         if not answered.done():
             if self.ended.done():
                 raise self.ended.result()
+            limit = f"{self._limits.handshake_timeout_s:g} s"
+            stage = self._process.log.stage()
+            doing = f": after {limit} it was still {stage}" if stage else ""
             raise self._kill(
                 "handshake-timeout",
-                "did not complete its handshake in time",
-                [("limit", f"{self._limits.handshake_timeout_s} s")],
+                f"did not complete its handshake in time{doing}",
+                [("limit", limit), *([("stage", stage)] if stage else [])],
+                remedy=failures.start_remedy(self._plan, stage),
             )
         hello = answered.result()
         if isinstance(hello, m.Refused):
@@ -251,8 +255,11 @@ class Worker:
         if exited.done():
             # What it managed to say before its end is still to be read.
             await asyncio.wait([closed], timeout=self._limits.connection_timeout_s)
-            doing = "before its handshake" if self._hello is None else "while it was in use"
-            self._end(failures.worker_died(self._plan, self._process, exited.result(), doing))
+            doing, stage = "while it was in use", None
+            if self._hello is None:
+                stage = self._process.log.stage()
+                doing = f"before its handshake, while {stage}" if stage else "before its handshake"
+            self._end(failures.worker_died(self._plan, self._process, exited.result(), doing, stage))
         else:
             self._end(self._kill("connection-closed", "closed its connection and went on running", []))
 
@@ -281,9 +288,11 @@ class Worker:
             [("breach", breach.code), *breach.facts.items()],
         )
 
-    def _kill(self, code: str, why: str, facts: list[tuple[str, object]]) -> WorkerFailedError:
+    def _kill(
+        self, code: str, why: str, facts: list[tuple[str, object]], remedy: str | None = None
+    ) -> WorkerFailedError:
         self._process.kill()
-        return failures.worker_killed(self._plan, self._process, code, why, facts)
+        return failures.worker_killed(self._plan, self._process, code, why, facts, remedy)
 
     def _end(self, error: VoxError) -> None:
         self._connection.fail(error)

@@ -7,7 +7,7 @@ write its module and name it in `GROUPS`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,7 +35,7 @@ class Group:
     """One group."""
 
     title: str
-    run: Callable[[Session], AsyncIterator[CaseResult]]
+    run: Callable[[Session], AsyncGenerator[CaseResult, None]]
     needs_service: bool = True
     """Whether a lane that failed its self-test has nothing to show here."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from vox_host.conformance.compare import Difference
@@ -17,7 +17,7 @@ from vox_plugin_api import messages as m
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield one result per tiny model and text.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from vox_host.conformance.compare import Difference, first_difference
@@ -19,7 +19,7 @@ _REPEATS = 6
 """A race that shows once in a few hundred calls is met here, where its operator can be named."""
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield one result per tiny model and prompt.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from vox_host.conformance.expected import load_models
@@ -16,7 +16,7 @@ from vox_plugin_api import messages as m
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield one result per answer, and per answer among others."""
     index, _ = load_models()
     for name, model in index["models"].items():

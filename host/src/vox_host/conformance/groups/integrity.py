@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from vox_host.conformance.session import NotOfferedError, Session, case
 from vox_host.conformance.verdict import CaseResult
@@ -12,7 +12,7 @@ from vox_host.integrity import verify_installation
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield the result.
 
     Raises:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 from vox_host.conformance.expected import load_models
@@ -32,7 +32,7 @@ _LONG = 400
 """Tokens: more than a worker has made by the time it is struck."""
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield the results."""
     yield await case("killed in the middle of an answer", _killed(session))
     yield await case("stopped in the middle of an answer", _stopped(session))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from vox_host.conformance.compare import Difference, first_difference
 from vox_host.conformance.expected import ExpectedCase, ExpectedGroup, load_group
@@ -18,7 +18,7 @@ __all__ = ["compare_case", "run", "run_group"]
 _UNKNOWN = ("not-supported", "invalid-request", "unknown-group")
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield one result per case of the group `operators`."""
     async for result in run_group(session, "operators"):
         yield result
@@ -54,7 +54,7 @@ async def run_group(session: Session, group: str) -> AsyncIterator[CaseResult]:
                     return
                 continue
             except TimeoutError:
-                yield CaseResult(name=expected.name, grade="failed", detail="no answer in time")
+                yield CaseResult(name=expected.name, grade="failed", detail="no answer in time", is_hang=True)
                 return
             has_answered = True
             yield await case(expected.name, _judge(group, suite, expected, event), "bitwise")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from vox_host.conformance.raw_peer import RawPeer, json_frame, raw_peer
@@ -16,7 +16,7 @@ __all__ = ["run"]
 _EXIT_REFUSED = 3
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield the results."""
     low, high = m.PROTOCOL_MIN, m.PROTOCOL_MAX
     for title, first, last, is_understood in (

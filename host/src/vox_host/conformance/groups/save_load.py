@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from vox_host.conformance.expected import load_models
@@ -16,7 +16,7 @@ from vox_plugin_api import messages as m
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield the results."""
     models = load_models()[0]["models"]
     first, second, *_ = models

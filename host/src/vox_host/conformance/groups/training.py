@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from vox_plugin_api import train_messages as t
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield the results.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from vox_host.conformance.groups.operators import run_group
 from vox_host.conformance.session import Session
@@ -11,7 +11,7 @@ from vox_host.conformance.verdict import CaseResult
 __all__ = ["run"]
 
 
-async def run(session: Session) -> AsyncIterator[CaseResult]:
+async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
     """Yield one result per recorded case.
 
     Raises:
