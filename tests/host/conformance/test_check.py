@@ -461,3 +461,43 @@ async def test_the_first_hang_ends_its_group_and_waiting_is_told(tmp_path, monke
     assert len(hangs) == 1 and report.groups[0].cases[-1].name == "worker"
     assert any("cases so far" in line for line in said)
     assert any("given up" in line for line in said)
+
+
+# --- what is said ----------------------------------------------------------------------------------
+
+
+def test_faults_are_said_in_words_and_the_first_difference_is_the_first_row(tmp_path):
+    imports = (
+        "from mens_cpu_ref.lane import CpuOps as Whole\n"
+        "class Silent(Whole):\n"
+        "    def take_faults(self):\n"
+        "        super().take_faults()\n"
+        "        return []\n"
+    )
+    lane = cpu_lane(tmp_path / "home", "Silent(library.kernels)", imports)
+    printed = lane.run("plugin", "check", "vox-lane", "--only", "operators")
+    assert printed.returncode == 6
+    assert (
+        '"faulty" reports rows [1, 3, 4]; ' in printed.stdout and "found no fault reported" in printed.stdout
+    )
+    row = next(line for line in printed.stdout.splitlines() if line.startswith("operators "))
+    first = next(line for line in printed.stdout.splitlines() if line.startswith("first difference: "))
+    assert first.removeprefix("first difference: operators ") in row
+    assert "self-test: " in printed.stdout and "not_finite" in printed.stdout.split("self-test: ")[1]
+
+
+def test_what_a_killed_check_left_is_removed_and_what_a_running_one_uses_is_not(tmp_path, monkeypatch):
+    import tempfile
+
+    from vox_host.conformance import suite
+    from vox_host.environment_use import lock_path
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "vox-check-killed"
+    left.mkdir()
+    lock_path(tmp_path, left.name).touch()
+    with suite._folder() as running:
+        assert not left.exists()
+        with suite._folder():
+            assert running.is_dir()
+    assert list(tmp_path.iterdir()) == []

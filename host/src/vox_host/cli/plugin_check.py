@@ -118,9 +118,14 @@ def _print(report: Report) -> None:
         f"{report.plugin} {report.plugin_version}, numerics {report.numerics_version}: {report.verdict} "
         f"({report.cases} cases, {report.failed} failed, {report.not_comparable} not comparable; {digest})"
     )
-    if report.first_difference is not None:
-        first = report.first_difference
-        print_line(f"first difference: {first.group} {first.case}: {first}")
+    # The first row of the table that shows one.
+    failed = [(group.name, case) for group in report.groups for case in group.cases if case.is_failed]
+    if failed:
+        name, case = failed[0]
+        print_line(f"first difference: {name} {case.name}: {case.detail}")
+    for _, case in failed[1:]:
+        if case.name == "self-test":
+            print_line(f"self-test: {case.detail}")
 
 
 def _first_failure(cases: tuple[CaseResult, ...]) -> str:

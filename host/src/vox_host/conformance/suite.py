@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from vox_host.conformance.expected import load_models, suite_digest
@@ -14,7 +15,7 @@ from vox_host.conformance.grading import TOLERANCE
 from vox_host.conformance.groups import GROUPS, Group
 from vox_host.conformance.session import START_S, NotOfferedError, Session, Target
 from vox_host.conformance.verdict import CaseResult, GroupResult, Report
-from vox_host.environment_use import hold_environment
+from vox_host.environment_use import alone_with, hold_environment, lock_path
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.integrity import verify_installation
 from vox_host.receipt import load_receipt
@@ -24,6 +25,7 @@ __all__ = ["check", "known_groups"]
 _START_FAILURES = ("handshake-timeout", "worker-died", "plugin-load-failed", "connection-closed")
 """A start that went wrong in the plugin's own code: a report says so."""
 _PROGRESS_S = 15.0
+_PREFIX = "vox-check-"
 
 
 def known_groups() -> tuple[str, ...]:
@@ -58,8 +60,8 @@ async def check(
         )
     started = time.monotonic()
     groups: list[GroupResult] = []
-    with tempfile.TemporaryDirectory(prefix="vox-check-") as folder:
-        session = Session(target, Path(folder), say)
+    with _folder() as folder:
+        session = Session(target, folder, say)
         await _try_start(session)
         if session.start_failure is not None:
             groups.append(_start_result(session, session.start_failure))
@@ -81,6 +83,27 @@ async def check(
         tolerance="" if session.is_canonical else TOLERANCE,
         observation={"seconds": round(time.monotonic() - started, 1)},
     )
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Give a folder for the tiny models, gone afterwards, and remove those that killed checks have left."""
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{_PREFIX}*"):
+        # Another user's can't be opened; one without a lock is just being made, or of an older vox-host.
+        with contextlib.suppress(OSError):
+            if lock_path(root, left.name).exists():
+                with alone_with(root, left.name) as is_free:
+                    if is_free:
+                        shutil.rmtree(left, ignore_errors=True)
+                        lock_path(root, left.name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        path = Path(folder)
+        hold_environment(root, path.name)
+        try:
+            yield path
+        finally:
+            lock_path(root, path.name).unlink(missing_ok=True)
 
 
 def _refuse_replaced(target: Target) -> None:

@@ -83,7 +83,12 @@ async def _alone(
     )
     parted = result.grade == "within tolerance"
     was_cut = parted and len(answer.tokens) < len(recorded["rows"]) and answer.finish_reason == "length"
-    if was_cut or (not result.is_failed and not parted and answer.finish_reason != recorded["finish_reason"]):
+    if was_cut:
+        return failed(
+            f"{result.detail}, and then it ended by 'length' after {len(answer.tokens)} tokens, "
+            f"where {params.max_tokens} were asked for"
+        )
+    if not result.is_failed and not parted and answer.finish_reason != recorded["finish_reason"]:
         return failed(f"it ended by {answer.finish_reason!r}, expected {recorded['finish_reason']!r}")
     return result
 
