@@ -121,6 +121,13 @@ def test_the_output_that_the_page_shows_has_every_group():
     assert described[1:] == list(known_groups())
 
 
+def test_the_echo_passes_protocol_and_lifecycle(tmp_path):
+    lane = install(tmp_path / "home", written("vox-echo"))
+    status, facts = check(lane, "--only", "protocol", "--only", "lifecycle", "--only", "integrity")
+    wrong = [r for group in facts["groups"] for r in group["results"] if r["status"] == "failed"]
+    assert (status, wrong) == (0, [])
+
+
 def test_the_echo_is_an_echo(tmp_path):
     status, facts = check(install(tmp_path / "home", written("vox-echo")), "--only", "generation")
     assert (status, facts["verdict"]) == (6, "failed")

@@ -99,7 +99,9 @@ async def test_the_example_is_found_starts_and_answers(tmp_path: Path) -> None:
     supervisor = Supervisor(plan_launch(chosen, plugins_dir=tmp_path, log_dir=tmp_path / "log"))
     await supervisor.start()
     try:
-        loaded = await supervisor.call("load_model", m.LoadModelParams(model_dir="x", model_digest="0" * 64))
+        (tmp_path / "config.json").write_text('{"vocab_size": 8}')
+        load = m.LoadModelParams(model_dir=str(tmp_path), model_digest="0" * 64)
+        loaded = await supervisor.call("load_model", load)
         assert m.LoadResult.model_validate(loaded.result).architecture == "echo"
         params = m.GenerateParams(token_ids=[5, 6, 7], max_tokens=2)
         answer = [
