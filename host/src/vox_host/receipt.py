@@ -75,7 +75,7 @@ class Receipt(_Record):
     created: str
     """UTC, ISO 8601."""
     receipt_digest: str | None = None
-    """SHA-256 of what this receipt says, with null here. None: in memory, and of an older vox-host."""
+    """SHA-256 of what this receipt says, with null here: in the file. None: in memory, and of an older vox-host."""
 
 
 def receipt_text(receipt: Receipt) -> str:
@@ -121,7 +121,7 @@ def load_receipt(path: Path) -> Receipt:
     for name in (receipt.environment, receipt.manifest, receipt.packages, receipt.python or "python"):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
-    return receipt
+    return receipt.model_copy(update={"receipt_digest": None})
 
 
 def _check_digest(path: Path, receipt: Receipt, content: bytes) -> None:
