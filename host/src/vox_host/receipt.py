@@ -75,7 +75,7 @@ class Receipt(_Record):
     created: str
     """UTC, ISO 8601."""
     receipt_digest: str | None = None
-    """SHA-256 of what this receipt says, with null here: in the file. None: in memory, and of an older vox-host."""
+    """In the file: SHA-256 of what it says, with null here. None: in memory, and of an older vox-host."""
 
 
 def receipt_text(receipt: Receipt) -> str:

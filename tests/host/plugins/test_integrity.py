@@ -242,9 +242,9 @@ def test_a_missing_tree_is_a_matter_of_integrity(installed_toy: Installed, plugi
 
 
 def test_a_receipt_survives_its_file(installed_toy: Installed, plugins_dir: Path) -> None:
-    loaded = load_receipt(plugins_dir / "vox-toy.json")
-    assert loaded.receipt_digest is not None
-    assert loaded.model_copy(update={"receipt_digest": None}) == installed_toy.receipt
+    file = plugins_dir / "vox-toy.json"
+    assert json.loads(file.read_bytes())["receipt_digest"]
+    assert load_receipt(file) == installed_toy.receipt
 
 
 CHANGES_OF_A_RECEIPT: dict[str, Callable[[dict[str, Any]], object]] = {
