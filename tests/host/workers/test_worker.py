@@ -287,10 +287,17 @@ async def test_many_workers_leave_no_descriptor_thread_or_process_behind(tmp_pat
             await worker.ended
         await worker.stop()
 
+    def held() -> tuple[set[str], set[int]]:
+        return set(os.listdir("/dev/fd")), {thread.id for thread in psutil.Process().threads()}
+
     await one_life(violent=False)
-    before = set(os.listdir("/dev/fd")), psutil.Process().num_threads()
+    before = held()
     for number in range(4):
         await one_life(violent=number % 2 == 1)
-    await asyncio.sleep(0.05)
-    assert (set(os.listdir("/dev/fd")), psutil.Process().num_threads()) == before
+    # What is new is left over; what is gone may be an earlier test's that ended only now.
+    deadline = time.monotonic() + 5
+    while any(now - then for now, then in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    descriptors, threads = held()
+    assert (descriptors - before[0], threads - before[1]) == (set(), set())
     assert psutil.Process().children(recursive=True) == []
