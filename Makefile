@@ -60,8 +60,10 @@ native: $(TEST_STAMP)
 demo-file: $(TEST_STAMP)
 	@$(BIN)/python tests/fixtures/demo_model.py
 
+# Most tests use one core. Each process of a parallel run takes some 2 GiB.
+TEST_PROCESSES ?= 2
 test: lint types native demo-file $(WHEELS_STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup
 
 lint: $(TEST_STAMP)
 	@$(BIN)/ruff check .

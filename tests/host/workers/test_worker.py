@@ -88,7 +88,7 @@ async def test_a_worker_that_dies_in_an_answer_is_an_error_with_its_evidence_at_
     assert "GiB free of" in facts["memory"]
     assert any("noise from C" in line or "actions.py" in line for line in facts["last lines"])
     assert "noise from Python" in Path(facts["log"]).read_text()
-    assert ("killed it for memory" in (error.remedy or "")) == (action == "crash")
+    assert ("where memory is short" in (error.remedy or "")) == (action == "crash")
 
 
 @pytest.mark.parametrize(

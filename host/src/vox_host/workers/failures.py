@@ -41,6 +41,10 @@ _BLAME_THE_REQUEST = frozenset(
         "save-failed",
     }
 )
+_WAS_KILLED = (
+    "Something sent it SIGKILL: where memory is short, that was the system "
+    "(`vox-host doctor` shows what is free)."
+)
 _BLAME_THE_MODEL = (
     "config-",
     "weights-",
@@ -74,7 +78,7 @@ def worker_died(
     """
     # The log's path is a fact, for the terminal; message and remedy also reach clients over HTTP.
     was_killed = exit_.signal_number == signal.SIGKILL
-    remedy = "The system probably killed it for memory (not confirmed)." if was_killed else None
+    remedy = _WAS_KILLED if was_killed else None
     remedy = remedy or start_remedy(plan, stage)
     return WorkerFailedError(
         "worker-died",
