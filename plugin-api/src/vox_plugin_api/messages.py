@@ -22,7 +22,7 @@ PROTOCOL_MAX = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in lower-case hex."""
 
-Capability = Literal["generate", "evaluate", "trace", "train", "quantize"]
+Capability = Literal["generate", "evaluate", "trace", "train", "adapters", "quantize"]
 Numerics = Literal["canonical", "fast"]
 FinishReason = Literal["stop", "length"]
 
@@ -133,6 +133,33 @@ class SamplingParams(Message):
     """Which of several answers to one request this is; part of the random counter."""
 
 
+class AdapterConfig(Message):
+    """Low-rank updates on some linear layers of a frozen base model."""
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: F32 = Field(ge=0, allow_inf_nan=False)
+    """The update is multiplied by alpha / rank. 0 changes nothing: it is served, and not trained."""
+    targets: list[str] = Field(min_length=1)
+    """Names of linear layers, whole ("layers.0.mlp.up_proj") or their last part ("up_proj", "lm_head")."""
+    rank_stabilised: bool = False
+    """Multiply by alpha / sqrt(rank) instead."""
+    dropout: F32 = Field(default=0.0, ge=0, lt=1)
+    """Share of an update's inputs that is dropped in training."""
+
+
+class AdapterParams(Message):
+    """An adapter to serve the model with (capability "adapters"). It is never folded into the weights."""
+
+    file: str
+    """A safetensors file: F32, F16 or BF16, each taken exactly."""
+    digest: Digest
+    """SHA-256 of the file."""
+    config: AdapterConfig
+    key_map: dict[str, str]
+    """The key in the file of each tensor, by the name that `train_save` gives it. Every tensor of the
+    adapter must be in the file, and every tensor of the file must be the adapter's."""
+
+
 class LoadModelParams(Message):
     """Load the model in `model_dir` (config.json, *.safetensors, optional quant-metadata.json)."""
 
@@ -146,6 +173,8 @@ class LoadModelParams(Message):
     memory_bytes: int | None = None
     """Memory the worker may use for the KV cache; None: the worker's own bound."""
     max_sequences: int = Field(default=64, ge=1)
+    adapter: AdapterParams | None = None
+    """None: the model as it is."""
     lane_options: dict[str, str] = {}
     """How the lane shall compute, in words of its own (`isa`: `avx2`): for comparing ways that must
     give the same bytes. An option it does not know is refused."""
@@ -251,6 +280,8 @@ class LoadResult(Message):
     model_context_length: int
     """Positions the model was made for."""
     tensors: TensorsReport
+    adapter_digest: Digest | None = None
+    """Of the adapter's tensors (docs/numerics.md), as training gives it; None: there is none."""
     warnings: list[str] = []
 
 

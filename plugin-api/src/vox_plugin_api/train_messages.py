@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from vox_plugin_api.messages import F32, Digest, Message
+from vox_plugin_api.messages import F32, AdapterConfig, Digest, Message
 
 __all__ = [
     "AdapterConfig",
@@ -27,20 +27,6 @@ __all__ = [
     "TrainStepParams",
     "TrainStepResult",
 ]
-
-
-class AdapterConfig(Message):
-    """Low-rank updates on some linear layers of a frozen base model."""
-
-    rank: int = Field(ge=1, le=4096)
-    alpha: F32 = Field(gt=0, allow_inf_nan=False)
-    """The update is multiplied by alpha / rank."""
-    targets: list[str] = Field(min_length=1)
-    """Names of linear layers, whole ("layers.0.mlp.up_proj") or their last part ("up_proj", "lm_head")."""
-    rank_stabilised: bool = False
-    """Multiply by alpha / sqrt(rank) instead."""
-    dropout: F32 = Field(default=0.0, ge=0, lt=1)
-    """Share of an update's inputs that is dropped in training."""
 
 
 class OptimizerConfig(Message):

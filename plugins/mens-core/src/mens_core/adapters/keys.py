@@ -1,7 +1,6 @@
-"""The names of an adapter's tensors, and its digest.
+"""The digest of an adapter, and the names of its tensors.
 
-Names are those that PEFT gives them, so that its readers find every tensor. The digest is defined
-in docs/numerics.md: it is over the tensors, not over a file that holds them.
+The digest is defined in docs/numerics.md: it is over the tensors, not over a file that holds them.
 """
 
 from __future__ import annotations
@@ -12,17 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from vox_plugin_api.adapter_keys import parameter_key
+
 __all__ = ["adapter_digest", "parameter_key"]
-
-_PREFIX = "base_model.model."
-_DECODER = "model."
-_HEAD = "lm_head."
-
-
-def parameter_key(parameter: str) -> str:
-    """Return the key of a parameter ("layers.0.self_attn.q_proj.lora_A")."""
-    decoder = "" if parameter.startswith(_HEAD) else _DECODER
-    return f"{_PREFIX}{decoder}{parameter}.weight"
 
 
 def adapter_digest(tensors: Mapping[str, npt.NDArray[np.float32]]) -> str:

@@ -1,0 +1,168 @@
+"""From a path to an `AdapterSource`: what is there, whose layout it has, whether its bytes are right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
+from vox_host.runs.layout import (
+    ADAPTER_CONFIG,
+    ADAPTER_MANIFEST,
+    ADAPTER_MODEL,
+    BESIDE,
+    CHAT_TEMPLATE,
+    PUBLISHED,
+    RUN_JSON,
+)
+from vox_host.runs.manifest import MANIFEST_KIND, AdapterManifest, parse_manifest
+from vox_host.runs.source import AdapterSource
+from vox_plugin_api.adapter_keys import adapter_keys
+from vox_plugin_api.strict_json import CheckpointError, parse_json_object
+
+__all__ = ["READERS", "is_adapter_folder", "open_adapter", "read_verified"]
+
+Reader = Callable[[Path], AdapterSource | None]
+"""Reads a folder of a layout that is not ours; None: it isn't of that layout."""
+
+READERS: tuple[Reader, ...] = ()
+
+_TRIES = 20
+"""How often a run is read again that someone publishes to meanwhile; a publish takes longer than a read."""
+
+
+def is_adapter_folder(path: Path) -> bool:
+    """Say whether `path` looks like a run or an adapter, whole or not."""
+    names = (RUN_JSON, ADAPTER_MODEL, ADAPTER_CONFIG, ADAPTER_MANIFEST, PUBLISHED)
+    return path.is_dir() and any((path / name).exists() for name in names)
+
+
+def open_adapter(path: Path) -> AdapterSource:
+    """Find the adapter in the folder `path`: a run's, or one of another layout.
+
+    A run that is being trained has the adapter that was published last.
+
+    Raises:
+        UsageError: there is no such folder.
+        ModelError: the folder has no adapter; what is missing is named.
+        IntegrityError: a file is not the one that was published, with both digests.
+    """
+    if not path.is_dir():
+        raise UsageError(
+            "run-not-found",
+            f"{path} is not a folder; nothing was loaded",
+            remedy="Name a run's directory, or a folder that holds an adapter.",
+        )
+    if _is_ours(path):
+        return _open_run(path)
+    for read in READERS:
+        source = read(path)
+        if source is not None:
+            return source
+    raise _incomplete(path)
+
+
+def read_verified(path: Path) -> tuple[Path, AdapterManifest]:
+    """Return where the adapter's three files are, and the manifest that each was held against.
+
+    Raises:
+        ModelError, IntegrityError: as `open_adapter`.
+    """
+    seen: tuple[Path, bytes] | None = None
+    for _ in range(_TRIES):
+        folder = path / PUBLISHED if (path / PUBLISHED).is_dir() else path
+        data = b""
+        try:
+            data = (folder / ADAPTER_MANIFEST).read_bytes()
+            manifest = parse_manifest(data, folder / ADAPTER_MANIFEST)
+            _verify(path, folder, manifest)
+        except (VoxError, OSError) as error:
+            # The same manifest twice in the same place: it is not that someone publishes meanwhile.
+            if seen == (folder, data):
+                if isinstance(error, VoxError):
+                    raise
+                raise _incomplete(path) from None
+            seen = (folder, data)
+            continue
+        return folder, manifest
+    raise ModelError(
+        "run-busy",
+        f"{path} changed each of the {_TRIES} times that it was read; nothing was loaded",
+        remedy="Try again.",
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    """Say whether the folder is a run's; the older layout has a manifest of the same name."""
+    if (path / RUN_JSON).exists() or (path / PUBLISHED).is_dir():
+        return True
+    try:
+        data = (path / ADAPTER_MANIFEST).read_bytes()
+        fields = parse_json_object(data, source=ADAPTER_MANIFEST, code="adapter-manifest-changed")
+    except OSError:
+        return False
+    except CheckpointError:
+        # Damaged; if the adapter has the name that we give it, its manifest was ours.
+        return (path / ADAPTER_MODEL).exists()
+    return fields.get("kind") == MANIFEST_KIND
+
+
+def _open_run(path: Path) -> AdapterSource:
+    folder, manifest = read_verified(path)
+    template = None
+    if CHAT_TEMPLATE in manifest.files:
+        template = (path / CHAT_TEMPLATE).read_text("utf-8")
+    keys = [key for layer in manifest.layer_order for key in adapter_keys(layer)]
+    return AdapterSource(
+        folder=path,
+        origin="run",
+        file=folder / ADAPTER_MODEL,
+        sha256=manifest.files[ADAPTER_MODEL].sha256,
+        config=manifest.config,
+        key_map={key: key for key in keys},
+        base_name=manifest.base_model.name,
+        base_digest=manifest.base_model.digest,
+        adapter_digest=manifest.adapter_digest,
+        chat_template=template,
+    )
+
+
+def _verify(path: Path, folder: Path, manifest: AdapterManifest) -> None:
+    for name in (ADAPTER_MODEL, ADAPTER_CONFIG):
+        if name not in manifest.files:
+            raise IntegrityError(
+                "adapter-manifest-changed",
+                f"{folder / ADAPTER_MANIFEST} has no digest of {name}; nothing was loaded",
+                facts=[("expected", f"a digest of {name}"), ("found", sorted(manifest.files))],
+            )
+    for name, record in manifest.files.items():
+        file = (folder if name in (ADAPTER_MODEL, ADAPTER_CONFIG) else path) / name
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != record.sha256:
+            raise IntegrityError(
+                "adapter-changed",
+                f"{file} is not the file that was published; nothing was loaded",
+                facts=[
+                    ("file", str(file)),
+                    ("expected", f"sha256:{record.sha256}"),
+                    ("found", f"sha256:{found}"),
+                ],
+                remedy="Publish it again (`vox-host train --resume`), or take it from where it came.",
+            )
+
+
+def _incomplete(path: Path) -> ModelError:
+    names = (ADAPTER_MODEL, ADAPTER_CONFIG, ADAPTER_MANIFEST, *BESIDE[:2])
+    missing = [name for name in names if not (path / name).exists()]
+    is_run = (path / RUN_JSON).exists()
+    what = "has no adapter yet" if is_run else "holds no adapter that can be read"
+    return ModelError(
+        "run-incomplete",
+        f"{path} {what}; nothing was loaded",
+        facts=[("missing", missing), ("found", sorted(p.name for p in path.iterdir())[:20])],
+        remedy=f"`vox-host train --resume {path}` goes on to its first checkpoint."
+        if is_run
+        else "Name a run's directory, or a folder with adapter_model.safetensors and adapter_config.json.",
+    )
