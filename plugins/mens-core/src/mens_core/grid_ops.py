@@ -1,90 +1,30 @@
 """The operators over the grid kernels: the same for every device that can launch them.
 
-Shapes, memory and names are here; the arithmetic is `kernels/grid`, the device's part is
+Shapes and names are here; the arithmetic is `kernels/grid`, the device's part is
 `grid_device.Device`. A lane may override an operator with a faster kernel that returns the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from mens_core.grid_device import Buffer, Device, Launch, constants
-from mens_core.grid_flags import RowFlags
+from mens_core.grid_choosing import GridChoosing
+from mens_core.grid_device import Buffer, Device, constants
+from mens_core.grid_tensors import VALUE_STRIDE, GridKvCache, GridRotaryTable, GridTensor, MakeAngles
 from mens_core.grid_weights import GridMatrix, check_finite, load_matrix, stored_elements
 from mens_core.kernel_source import GROUP
-from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints, Ops, StoredTensor
+from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints, Ops, StoredTensor
 
-__all__ = ["GridKvCache", "GridOps", "GridTensor", "MakeAngles"]
-
-MakeAngles = Callable[[npt.NDArray[np.uint64], int, int], npt.NDArray[np.float32]]
-"""Cosines and sines [128, 2, pairs] of a block of positions, natively (docs/numerics.md, 7), from
-frequencies [pairs, 2] (low and high half), the multiplier M and the block's first position."""
-
-_STRIDE = 16
-_FACTOR_BITS = 64
+__all__ = ["GridKvCache", "GridOps", "GridRotaryTable", "GridTensor", "MakeAngles"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GridTensor:
-    """A float32 array of a device."""
-
-    buffer: Buffer
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GridKvCache:
-    """Per layer: keys [blocks, kv_heads, head_dim, 128], values [blocks, kv_heads, 128, stride]."""
-
-    kv_heads: int
-    head_dim: int
-    stride: int
-    keys: tuple[Buffer, ...]
-    values: tuple[Buffer, ...]
-
-
-class GridRotaryTable:
-    """Blocks of 128 positions met so far, made on the host and copied as they are reached."""
-
-    def __init__(
-        self, make: MakeAngles, frequencies: Sequence[int], attention_factor: tuple[int, int] | None
-    ) -> None:
-        numerator, denominator = attention_factor or (1, 1)
-        self._make = make
-        self._factor = (numerator << _FACTOR_BITS) // denominator
-        low = (1 << 64) - 1
-        self._frequencies = np.array([[f & low, f >> 64] for f in frequencies], np.uint64)
-        self.pairs = len(frequencies)
-        self._blocks: dict[int, npt.NDArray[np.float32]] = {}
-        self._on_device: tuple[Buffer, Buffer] | None = None
-
-    def reach(self, device: Device, positions: Ints) -> tuple[Buffer, Buffer]:
-        """Return (table, slots) that hold the blocks of these positions."""
-        wanted = {int(block) for block in np.unique(positions // BLOCK)} - self._blocks.keys()
-        for block in sorted(wanted):
-            self._blocks[block] = self._make(self._frequencies, self._factor, block * BLOCK)
-        if wanted or self._on_device is None:
-            slots = np.full(max(self._blocks) + 1, -1, np.int32)
-            for slot, block in enumerate(self._blocks):
-                slots[block] = slot
-            table = np.stack([*self._blocks.values()])
-            self._on_device = (device.put(table), device.put(slots))
-        return self._on_device
-
-
-class GridOps(Ops):
+class GridOps(GridChoosing, Ops):
     """The operator contract over a device."""
 
     def __init__(self, device: Device, make_angles: MakeAngles) -> None:
-        self._device = device
+        super().__init__(device)
         self._make_angles = make_angles
-        self._watched = RowFlags(device)
-        self._uploaded: dict[tuple[bytes, tuple[int, ...]], Buffer] = {}
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -108,7 +48,7 @@ class GridOps(Ops):
 
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> GridKvCache:
         """Reserve blocks, in the layout of the CPU lane."""
-        stride = -(-head_dim // _STRIDE) * _STRIDE
+        stride = -(-head_dim // VALUE_STRIDE) * VALUE_STRIDE
         cells = 4 * blocks * kv_heads * BLOCK
         return GridKvCache(
             kv_heads=kv_heads,
@@ -123,15 +63,6 @@ class GridOps(Ops):
     ) -> GridRotaryTable:
         """Return a table that grows by blocks of 128 positions as they are reached."""
         return GridRotaryTable(self._make_angles, frequencies, attention_factor)
-
-    def to_host(self, x: GridTensor) -> npt.NDArray[np.float32]:
-        """Copy back."""
-        return self._device.get(x.buffer, np.float32, x.shape)
-
-    def take_faults(self) -> list[Fault]:
-        """Return what was not finite since the last call, first operator first."""
-        self._uploaded.clear()
-        return self._watched.take()
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -275,85 +206,7 @@ class GridOps(Ops):
         )
         return out
 
-    # --- choosing tokens -----------------------------------------------------------------------
-
-    def penalise(
-        self,
-        logits: GridTensor,
-        row: int,
-        token_ids: Ints,
-        *,
-        repetition: npt.NDArray[np.float32],
-        subtract: npt.NDArray[np.float32],
-    ) -> None:
-        """Change one row in place."""
-        count, (rows, width) = len(token_ids), logits.shape
-        if not count == len(repetition) == len(subtract):
-            raise ValueError(f"{count} ids, {len(repetition)} and {len(subtract)} penalties")
-        if count and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < width:
-            raise IndexError(f"penalise: a token id is not in [0, {width})")
-        factors = self._device.put(np.ascontiguousarray(repetition, np.float32))
-        offsets = self._device.put(np.ascontiguousarray(subtract, np.float32))
-        self._run(
-            "vox_penalise",
-            (logits.buffer, self._ints(token_ids), factors, offsets, self._flags("penalise", rows)),
-            constants(width, row, count),
-            (count, 1),
-        )
-
-    def argmax(self, logits: GridTensor) -> Ints:
-        """Highest logit of each row, the lowest id on ties."""
-        rows, width = logits.shape
-        out = self._device.empty(4 * rows)
-        self._run("vox_argmax", (logits.buffer, out), constants(width), (rows * GROUP, 1))
-        return self._device.get(out, np.int32, (rows,))
-
-    def token_weights(self, logits: GridTensor, row: int, temperature: float) -> npt.NDArray[np.uint64]:
-        """floor(exp((x - max) / T) * 2^32) of one row."""
-        rows, width = logits.shape
-        most, out = self._device.empty(4 * rows), self._device.empty(8 * width)
-        self._run("vox_row_max", (logits.buffer, most), constants(width), (rows * GROUP, 1))
-        self._run(
-            "vox_token_weights",
-            (logits.buffer, most, out),
-            constants(width, row, float(temperature)),
-            (width, 1),
-        )
-        return self._device.get(out, np.uint64, (width,))
-
-    def log_normaliser(self, logits: GridTensor) -> npt.NDArray[np.float32]:
-        """m + log(sum of exp(x - m)) of each row."""
-        rows, width = logits.shape
-        out = self._device.empty(4 * rows)
-        self._run(
-            "vox_log_normaliser",
-            (logits.buffer, out, self._flags("log_normaliser", rows)),
-            constants(width),
-            (rows * GROUP, 1),
-        )
-        return self._device.get(out, np.float32, (rows,))
-
-    # --- launches ------------------------------------------------------------------------------
-
-    def _run(self, kernel: str, buffers: tuple[Buffer, ...], args: bytes, threads: tuple[int, int]) -> None:
-        if threads[0] and threads[1]:
-            self._device.launch(Launch(kernel, buffers, args, threads))
-
-    def _rows(
-        self,
-        kernel: str,
-        buffers: tuple[Buffer, ...],
-        shape: tuple[int, ...],
-        args: bytes,
-        name: str,
-        across: int | None = None,
-    ) -> GridTensor:
-        """Run a kernel that writes `shape` and flags its rows, `across` threads a row."""
-        rows, width = shape
-        out = GridTensor(self._device.empty(4 * rows * width), shape)
-        flags = self._flags(name, rows)
-        self._run(kernel, (*buffers, out.buffer, flags), args, (width if across is None else across, rows))
-        return out
+    # --- one launch of several ---------------------------------------------------------------------
 
     def _linear(
         self, x: GridTensor, weight: Any, activations: dict[int, tuple[Buffer, ...]], name: str
@@ -377,15 +230,6 @@ class GridOps(Ops):
             name,
         )
 
-    def _check_ids(self, rows: int, token_ids: Ints, name: str) -> None:
-        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < rows:
-            raise IndexError(f"{name}: a token id is not in [0, {rows})")
-
-    def _pair(self, kernel: str, a: GridTensor, b: GridTensor, name: str) -> GridTensor:
-        if a.shape != b.shape:
-            raise ValueError(f"{name}: {a.shape} and {b.shape} differ")
-        return self._rows(kernel, (a.buffer, b.buffer), a.shape, constants(a.shape[1], 0.0), name)
-
     def _quantised(self, x: GridTensor, block: int) -> tuple[Buffer, Buffer]:
         rows, columns = x.shape
         codes, scales = self._device.empty(rows * columns), self._device.empty(4 * rows * columns // block)
@@ -397,18 +241,11 @@ class GridOps(Ops):
         )
         return codes, scales
 
-    def _flags(self, name: str, rows: int) -> Buffer:
-        return self._watched.reserve(name, rows)
+    def _check_ids(self, rows: int, token_ids: Ints, name: str) -> None:
+        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < rows:
+            raise IndexError(f"{name}: a token id is not in [0, {rows})")
 
-    def _ints(self, array: npt.NDArray[Any]) -> Buffer:
-        """Copy indices there, each once a step: every layer asks for the same positions and tables."""
-        ints = np.ascontiguousarray(array, np.int32)
-        key = (ints.tobytes(), ints.shape)
-        if key not in self._uploaded:
-            self._uploaded[key] = self._device.put(ints)
-        return self._uploaded[key]
-
-    def _places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
-        """Positions, sequence of each row, block tables."""
-        sequences = np.repeat(np.arange(len(batch.starts) - 1), np.diff(batch.starts))
-        return self._ints(batch.positions), self._ints(sequences), self._ints(batch.block_tables)
+    def _pair(self, kernel: str, a: GridTensor, b: GridTensor, name: str) -> GridTensor:
+        if a.shape != b.shape:
+            raise ValueError(f"{name}: {a.shape} and {b.shape} differ")
+        return self._rows(kernel, (a.buffer, b.buffer), a.shape, constants(a.shape[1], 0.0), name)
