@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from lanes import every_lane
-from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
+from lanes.quantised_model import write_both
+from lanes.tiny_models import BY_FAMILY, open_model
 from lanes.training import a_config, finish, gradients_of, random_adapter, read, some_examples
 from mens_core.trainer import Trainer
-from vox_plugin_api.families import parse_config
 
 CONFIG = BY_FAMILY["gemma3"] | {
     "hidden_size": 256,
@@ -24,30 +21,12 @@ CONFIG = BY_FAMILY["gemma3"] | {
     "num_attention_heads": 8,
     "head_dim": 32,
 }
-FORMATS = ("Q8_0", "Q4_0", "Q5_0")
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> tuple[Path, Path]:
     """One model twice: its matrices as GGML blocks of several formats, and dequantised to float32."""
-    path = tmp_path_factory.mktemp("bases")
-    tensors = random_tensors(parse_config(CONFIG), 3)
-    stored, plain, described = {}, {}, {}
-    for number, (name, values) in enumerate(sorted(tensors.items())):
-        if values.ndim == 1:
-            stored[name] = plain[name] = values
-            continue
-        kind = gguf.GGMLQuantizationType[FORMATS[number % len(FORMATS)]]
-        blocks = gguf.quants.quantize(values, kind)
-        stored[name] = blocks.reshape(-1)
-        described[name] = {"format": kind.name.lower(), "shape": list(values.shape)}
-        plain[name] = np.asarray(gguf.quants.dequantize(blocks, kind), np.float32)
-    quantised = path / "quantised"
-    quantised.mkdir()
-    (quantised / "config.json").write_text(json.dumps(CONFIG))
-    (quantised / "quant-metadata.json").write_text(json.dumps({"version": 1, "tensors": described}))
-    save_file(stored, quantised / "model.safetensors")
-    return quantised, write_model(path / "plain", CONFIG, plain)
+    return write_both(tmp_path_factory.mktemp("bases"), CONFIG)
 
 
 def lane_of(name, request):

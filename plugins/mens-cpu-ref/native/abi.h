@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define VOX_ABI_VERSION 2
+#define VOX_ABI_VERSION 3
 #if defined(__GNUC__)
 #define VOX_API __attribute__((visibility("default")))
 #else
@@ -107,6 +107,7 @@ enum {
   VOX_LINEAR = 7,             // x out: format packed outputs inputs
   VOX_QUANT_ACTIVATIONS = 8,  // x out=bytes: block columns
   VOX_QUANT_LINEAR = 9,       // x=bytes out: format packed outputs columns
+  VOX_ADD_SCALED = 10,        // x y out: width factor; out = x + y * factor
 };
 VOX_API int64_t vox_replay(const int64_t* operations, int64_t count, const int64_t* buffers, int64_t rows,
                            const int32_t* positions, const int32_t* starts, const int32_t* block_tables,

@@ -8,6 +8,7 @@
 
 #include "plan.h"
 #include "quant_abi.h"
+#include "update_abi.h"
 
 namespace {
 
@@ -61,6 +62,7 @@ int64_t note(const Operation& op, const Step& s) {
     case VOX_QUANT_ACTIVATIONS: return vox_quant_activations(i32(a[0]), x, s.rows, a[1], bytes_of(op.out));
     case VOX_QUANT_LINEAR:
       return vox_quant_linear(i32(a[0]), at<uint8_t>(a[1]), a[2], a[3], bytes_of(op.x), s.rows, out);
+    case VOX_ADD_SCALED: return vox_add_scaled(x, y, s.rows, a[0], f32(a[1]), out);
     default: return VOX_OUT_OF_RANGE;
   }
 }

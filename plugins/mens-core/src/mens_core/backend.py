@@ -48,7 +48,8 @@ class MensBackend(Backend):
         Args:
             self_test: runs the lane's quick vectors (`conformance.quick.self_test`).
             make_training_lane: makes the lane that trains on weights which another lane of the
-                same kind loaded, when training begins; None: the serving lane, if it can.
+                same kind loaded, when training begins or an adapter is served; None: the serving lane,
+                if it can.
             default_kv_bytes: the KV cache's budget when a request names none.
             lane_options: the options that the lane takes, each with its values for the error's text; any
                 other is refused. The lane refuses values.
@@ -82,6 +83,13 @@ class MensBackend(Backend):
                 facts={} if self._served is None else {"model_digest": self._served.result.model_digest},
                 remedy="Unload it first, or start another worker.",
             )
+        if params.adapter is not None and "adapters" not in self.info.capabilities:
+            raise BackendError(
+                "not-supported",
+                f"lane {self.info.lane!r} has no capability 'adapters'; nothing was loaded",
+                facts={"capabilities": list(self.info.capabilities)},
+                remedy="Merge the adapter into its base model, or serve it with another plugin.",
+            )
         self._refuse_unknown(params.lane_options)
         self._is_loading = True
         try:
@@ -104,7 +112,12 @@ class MensBackend(Backend):
             )
 
     def _load(self, params: m.LoadModelParams) -> Generator[None, None, Served]:
-        steps = load_served(params, self._make_lane, default_kv_bytes=self._default_kv_bytes)
+        steps = load_served(
+            params,
+            self._make_lane,
+            make_adapting_lane=self._training_lane,
+            default_kv_bytes=self._default_kv_bytes,
+        )
         while True:
             try:
                 next(steps)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mens_core.adapters.apply import make_loras
+from mens_core.adapters.served import ServedAdapter, read_adapter
 from mens_core.engine import Engine
 from mens_core.kv_plan import KvPlan, plan_kv_cache
 from mens_core.models.load import LoadedModel, Progress, load
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
+from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
@@ -40,11 +43,20 @@ class Served:
 
 
 def load_served(
-    params: LoadModelParams, make_lane: LaneFactory, *, default_kv_bytes: int
+    params: LoadModelParams,
+    make_lane: LaneFactory,
+    *,
+    make_adapting_lane: Callable[[Ops], TrainingOps],
+    default_kv_bytes: int,
 ) -> Generator[Progress, None, Served]:
     """Open, check and load a model directory, yielding after each layer.
 
-    The cache is planned before a weight is read, so what can't fit fails in milliseconds.
+    The cache is planned and an adapter is held against the config before a weight is read, so
+    what can't fit fails in milliseconds.
+
+    Args:
+        make_adapting_lane: makes the lane that puts an adapter on weights which another lane of the
+            same kind loaded.
 
     Raises:
         BackendError: the directory, its config, its weights or the memory are not right.
@@ -55,10 +67,14 @@ def load_served(
         config = parse_config(read_json_object(path / "config.json"), source=str(path / "config.json"))
         plan = plan_kv_cache(config, params, default_bytes=default_kv_bytes)
         checkpoint = Checkpoint.open(path)
+        adapter = None if params.adapter is None else read_adapter(params.adapter, config)
         opened = time.perf_counter()
         ops = make_lane(params)
         loaded = yield from load(config, checkpoint, ops)
         checkpoint.close()
+        if adapter is not None:
+            ops = make_adapting_lane(ops)
+            loaded = _adapted(loaded, ops, adapter)
     except CheckpointError as error:
         raise BackendError(
             error.code, f"{error.message}. Nothing was loaded.", facts=error.facts, remedy=error.remedy
@@ -80,10 +96,19 @@ def load_served(
         "kv_cache": plan.as_facts(),
         "lane": ops.facts(),
     }
-    return Served(ops, loaded, engine, _report(params, loaded, plan), observation)
+    return Served(ops, loaded, engine, _report(params, loaded, plan, adapter), observation)
 
 
-def _report(params: LoadModelParams, loaded: LoadedModel, plan: KvPlan) -> LoadResult:
+def _adapted(loaded: LoadedModel, ops: TrainingOps, adapter: ServedAdapter) -> LoadedModel:
+    """Put the updates beside the weights, which stay as they are."""
+    tensors = {key: ops.from_host(values) for key, values in adapter.tensors.items()}
+    loras = make_loras(ops, adapter.plan, tensors)
+    return replace(loaded, model=replace(loaded.model, ops=ops).adapted(loras))
+
+
+def _report(
+    params: LoadModelParams, loaded: LoadedModel, plan: KvPlan, adapter: ServedAdapter | None
+) -> LoadResult:
     config = loaded.model.config
     return LoadResult(
         architecture=config.architecture,
@@ -96,5 +121,6 @@ def _report(params: LoadModelParams, loaded: LoadedModel, plan: KvPlan) -> LoadR
         context_length=plan.context_length,
         model_context_length=config.context_length,
         tensors=TensorsReport(used=list(loaded.plan.used), unused=list(loaded.plan.unused)),
-        warnings=[*loaded.notes, *plan.warnings],
+        adapter_digest=None if adapter is None else adapter.digest,
+        warnings=[*loaded.notes, *plan.warnings, *(() if adapter is None else adapter.warnings)],
     )

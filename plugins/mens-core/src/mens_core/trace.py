@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from mens_core.ops import (
     StoredTensor,
     Tensor,
 )
+from mens_core.training_ops import TrainingOps
 
 __all__ = ["TracedOperator", "TracingOps"]
 
@@ -114,6 +116,11 @@ class TracingOps(Ops):
 
     def add(self, a: Tensor, b: Tensor, *, name: str) -> Tensor:
         return self._record("add", name, self._lane.add(a, b, name=name))
+
+    def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
+        """Of an adapted model: its lane has the operators of training."""
+        made = cast(TrainingOps, self._lane).add_scaled(y, x, factor, name=name)
+        return self._record("add_scaled", name, made)
 
     def silu_gate(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
         return self._record("silu_gate", name, self._lane.silu_gate(gate, up, name=name))

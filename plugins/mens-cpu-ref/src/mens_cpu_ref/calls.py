@@ -13,6 +13,7 @@ from mens_cpu_ref.rotary import RotaryTable
 
 __all__ = [
     "ADD",
+    "ADD_SCALED",
     "ATTENTION",
     "GELU_GATE",
     "KV_APPEND",
@@ -30,8 +31,8 @@ __all__ = [
 
 # Kinds of native/abi.h.
 NORM, ROPE, KV_APPEND, ATTENTION, ADD = 0, 1, 2, 3, 4
-SILU_GATE, GELU_GATE, LINEAR, QUANT_ACTIVATIONS, QUANT_LINEAR = 5, 6, 7, 8, 9
-_IN_PLACE = frozenset({NORM, ROPE, ADD, SILU_GATE, GELU_GATE})
+SILU_GATE, GELU_GATE, LINEAR, QUANT_ACTIVATIONS, QUANT_LINEAR, ADD_SCALED = 5, 6, 7, 8, 9, 10
+_IN_PLACE = frozenset({NORM, ROPE, ADD, ADD_SCALED, SILU_GATE, GELU_GATE})
 """What reads an element of its argument for the last time before it writes that element."""
 
 _INPUT, _OUTPUT = 0, 1

@@ -20,6 +20,7 @@ from mens_core.ops import AttentionSpec, Batch, Ints, Ops, ServedLayer
 from mens_cpu_ref.arrays import Rows
 from mens_cpu_ref.calls import (
     ADD,
+    ADD_SCALED,
     ATTENTION,
     GELU_GATE,
     KV_APPEND,
@@ -178,6 +179,12 @@ class Recorder:
 
     def add(self, a: Value, b: Value, *, name: str) -> Value:
         return self._two(ADD, a, b, name)
+
+    def add_scaled(self, y: Value, x: Value, factor: float, *, name: str) -> Value:
+        self._check(y.width == x.width, name)
+        out = self.new(y.width)
+        self._add(ADD_SCALED, y, x, out, y.width, _bits(factor))
+        return out
 
     def silu_gate(self, gate: Value, up: Value, *, name: str) -> Value:
         return self._two(SILU_GATE, gate, up, name)

@@ -46,7 +46,7 @@ def backend() -> Backend:
         return make_lane(params.threads, params.lane_options)
 
     def make_training_lane(serving: Ops) -> TrainingOps:
-        # Imported when training begins: a worker that serves binds none of its functions.
+        # Imported when training begins or an adapter is served: others bind none of its functions.
         from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
 
         if serving.facts().get("instruction_set") == REFERENCE:
@@ -61,7 +61,7 @@ def backend() -> Backend:
         plugin_version=version(PLUGIN_ID),
         lane="cpu",
         numerics=("canonical",),
-        capabilities=("generate", "evaluate", "trace", "train"),
+        capabilities=("generate", "evaluate", "trace", "train", "adapters"),
     )
     return MensBackend(
         info,

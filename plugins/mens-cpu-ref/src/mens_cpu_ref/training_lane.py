@@ -1,6 +1,6 @@
 """The CPU lane that can also train, and the scalar reference likewise.
 
-Apart from `lane`: a worker that only serves binds and imports none of this.
+Apart from `lane`: a worker that only serves a model as it is binds and imports none of this.
 """
 
 from __future__ import annotations

@@ -5,4 +5,5 @@ keys        the names of an adapter's tensors (PEFT's), and its digest
 initial     first values, from the seed
 apply       tensors on a lane to the updates that a model runs with
 file        safetensors bytes, there and back
+served      an adapter's file held against a model that is to be served with it
 """

@@ -24,6 +24,6 @@ def make_loras(ops: TrainingOps, plan: AdapterPlan, tensors: Mapping[str, Tensor
             b=ops.matrix(b, name=key_b),
             scale=plan.scale,
             number=matrix.number,
-            is_zero=not (ops.to_host(a).any() and ops.to_host(b).any()),
+            is_zero=plan.scale == 0 or not (ops.to_host(a).any() and ops.to_host(b).any()),
         )
     return loras

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,24 +38,35 @@ def safetensors_bytes(tensors: Mapping[str, Floats]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
 
 
-def read_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
-    """Read float32 tensors of exactly these keys and shapes.
+def read_tensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    key_map: Mapping[str, str] | None = None,
+    dtypes: Sequence[str] = ("F32",),
+) -> dict[str, Floats]:
+    """Read tensors of exactly these keys and shapes, each as float32, which holds it exactly.
+
+    Args:
+        key_map: our keys to the file's; None: they are the same.
+        dtypes: what the file may hold: F32, F16, BF16.
 
     Raises:
         BackendError: the file can't be read (its own code), or `adapter-tensors`: a key is
             missing, is in nobody's place, or has another shape or format. All of them are named.
     """
+    names = {key: key for key in shapes} if key_map is None else key_map
     try:
         checkpoint = Checkpoint.open(path)
-        _check(path, checkpoint, shapes)
+        _check(path, checkpoint, shapes, names, dtypes)
         tensors = {
-            key: np.frombuffer(checkpoint.data(key), "<f4").astype(np.float32).reshape(shape)
+            key: _floats(checkpoint.data(names[key]), checkpoint[names[key]].dtype).reshape(shape)
             for key, shape in shapes.items()
         }
         checkpoint.close()
     except CheckpointError as error:
         raise BackendError(error.code, error.message, facts=error.facts, remedy=error.remedy) from error
-    infinite = [key for key, values in tensors.items() if not np.isfinite(values).all()]
+    infinite = [names[key] for key, values in tensors.items() if not np.isfinite(values).all()]
     if infinite:
         raise BackendError(
             "adapter-tensors",
@@ -64,18 +76,35 @@ def read_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     return tensors
 
 
-def _check(path: Path, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    missing = sorted(set(shapes) - set(checkpoint))
-    orphans = sorted(set(checkpoint) - set(shapes))
-    wrong = [
-        f"{key} is {entry.dtype} {list(entry.shape)}, expected F32 {list(shapes[key])}"
-        for key, entry in checkpoint.items()
-        if key in shapes and (entry.dtype, entry.shape) != ("F32", shapes[key])
-    ]
-    if missing or orphans or wrong:
+def _floats(data: memoryview, dtype: str) -> Floats:
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.frombuffer(data, "<f2" if dtype == "F16" else "<f4").astype(np.float32)
+
+
+def _check(
+    path: Path,
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
+    dtypes: Sequence[str],
+) -> None:
+    missing = sorted(names.get(key, key) for key in shapes if names.get(key) not in checkpoint)
+    taken = {names[key] for key in shapes if key in names}
+    # Also what the map has a place for and this model has not.
+    orphans = sorted({*checkpoint, *names.values()} - taken)
+    doubled = sorted(name for name, count in Counter(names.values()).items() if count > 1)
+    wrong = []
+    for key, shape in shapes.items():
+        entry = checkpoint.get(names.get(key, key))
+        if entry is not None and (entry.dtype not in dtypes or entry.shape != shape):
+            expected = f"{' or '.join(dtypes)} {list(shape)}"
+            wrong.append(f"{entry.name} is {entry.dtype} {list(entry.shape)}, expected {expected}")
+    if missing or orphans or wrong or doubled:
         parts = [
             *([f"it lacks {len(missing)} tensors ({_some(missing)})"] if missing else []),
             *([f"{len(orphans)} have no place in this model ({_some(orphans)})"] if orphans else []),
+            *([f"{len(doubled)} are named for two places ({_some(doubled)})"] if doubled else []),
             *wrong[:5],
         ]
         raise BackendError(

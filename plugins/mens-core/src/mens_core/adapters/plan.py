@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mens_core.adapters.keys import parameter_key
 from mens_core.float32 import exact, nearest, nearest_root
 from vox_plugin_api.backend import BackendError
-from vox_plugin_api.train_messages import AdapterConfig
+from vox_plugin_api.messages import AdapterConfig
 
 __all__ = ["AdaptedMatrix", "AdapterPlan", "plan_adapter"]
 
@@ -36,7 +36,7 @@ class AdapterPlan:
     matrices: tuple[AdaptedMatrix, ...]
     """By number."""
     scale: float
-    """A float32 value."""
+    """A float32 value; 0 where alpha is, which `plan_adapter` takes of an adapter that is served only."""
     dropout: float
     """A float32 value."""
 
@@ -56,11 +56,14 @@ class AdapterPlan:
         return sum(rows * columns for rows, columns in self.shapes.values())
 
 
-def plan_adapter(config: AdapterConfig, linears: Mapping[str, tuple[int, int]]) -> AdapterPlan:
+def plan_adapter(
+    config: AdapterConfig, linears: Mapping[str, tuple[int, int]], *, is_served: bool = False
+) -> AdapterPlan:
     """Find the layers that the targets name.
 
     Args:
         linears: (rows, columns) of every linear layer of the model, by name.
+        is_served: it is not to be trained, so alpha may be 0: such an adapter changes nothing.
 
     Raises:
         BackendError: `adapter-target`: a target names no layer; `adapter-scale`: alpha and rank
@@ -76,11 +79,12 @@ def plan_adapter(config: AdapterConfig, linears: Mapping[str, tuple[int, int]]) 
     if len(names) > _MOST_MATRICES:
         raise BackendError(
             "adapter-target",
-            f"an adapter may lie on {_MOST_MATRICES} matrices; {len(names)} were named and nothing was begun",
+            f"an adapter may lie on {_MOST_MATRICES} matrices; {len(names)} were named and nothing was done",
             facts={"matrices": len(names), "limit": _MOST_MATRICES},
         )
+    scale = 0.0 if is_served and config.alpha == 0 else _scale(config)
     matrices = tuple(AdaptedMatrix(name, number, *linears[name]) for number, name in enumerate(names))
-    return AdapterPlan(config, matrices, _scale(config), float(exact(config.dropout)))
+    return AdapterPlan(config, matrices, scale, float(exact(config.dropout)))
 
 
 def _scale(config: AdapterConfig) -> float:
@@ -96,7 +100,7 @@ def _scale(config: AdapterConfig) -> float:
         raise BackendError(
             "adapter-scale",
             f"alpha {config.alpha} with rank {config.rank} gives a factor that float32 doesn't hold; "
-            "nothing was begun",
+            "nothing was done",
             facts={"alpha": config.alpha, "rank": config.rank},
             remedy="Choose an alpha near the rank.",
         )
@@ -109,7 +113,7 @@ def _no_such_target(target: str, linears: Mapping[str, tuple[int, int]]) -> Back
     hint = f" (there is {near[0]!r})" if near else ""
     return BackendError(
         "adapter-target",
-        f"no linear layer of this model is called {target!r}{hint}; nothing was begun",
+        f"no linear layer of this model is called {target!r}{hint}; nothing was done",
         facts={"target": target, "known": known},
         remedy=f"Targets are {', '.join(known)}, or whole names such as {next(iter(linears))!r}.",
     )

@@ -1,0 +1,106 @@
+"""An adapter to serve a model with: its file read and held against the model, before a weight is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mens_core.adapters.file import read_tensors
+from mens_core.adapters.keys import adapter_digest
+from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.families import ModelConfig, expected_shapes
+from vox_plugin_api.families.tensors import EMBEDDING, HEAD
+from vox_plugin_api.messages import AdapterParams
+
+__all__ = ["ServedAdapter", "linear_shapes", "read_adapter"]
+
+_DTYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter that fits the model; its values are on the host."""
+
+    plan: AdapterPlan
+    tensors: Mapping[str, npt.NDArray[np.float32]]
+    """By our keys."""
+    digest: str
+    """Of the tensors (docs/numerics.md)."""
+    warnings: tuple[str, ...]
+
+
+def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return (rows, columns) of every linear layer by name, as `Model.linears` has them."""
+    suffix = ".weight"
+    shapes = {
+        name.removesuffix(suffix): (shape[0], shape[1])
+        for name, shape in expected_shapes(config).items()
+        if len(shape) == 2 and name != EMBEDDING
+    }
+    return {**shapes, HEAD.removesuffix(suffix): (config.vocab_size, config.hidden_size)}
+
+
+def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
+    """Read the file, every tensor to its place.
+
+    Raises:
+        BackendError: `adapter-unreadable`, `adapter-digest`: the file is not there, or not the one that
+            was named; `adapter-target`, `adapter-scale`; `adapter-tensors`: a tensor is missing, has
+            no place, another shape or format, or isn't finite.
+    """
+    path = Path(params.file)
+    _check_digest(path, params.digest)
+    plan = plan_adapter(params.config, linear_shapes(config), is_served=True)
+    try:
+        tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES)
+    except BackendError as error:
+        raise _with_rank(error, params, path) from error
+    warnings = []
+    if plan.scale == 0:
+        warnings.append("the adapter's alpha is 0: it changes nothing, and answers are the base model's")
+    elif not any(values.any() for key, values in tensors.items() if ".lora_B." in key):
+        warnings.append("every lora_B of the adapter is zero: it changes nothing, as before its first step")
+    return ServedAdapter(plan, tensors, adapter_digest(tensors), tuple(warnings))
+
+
+def _check_digest(path: Path, expected: str) -> None:
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BackendError(
+            "adapter-unreadable",
+            f"the adapter {path} cannot be read: {error.strerror or error}; nothing was loaded",
+            facts={"file": str(path)},
+        ) from error
+    if found != expected:
+        raise BackendError(
+            "adapter-digest",
+            f"the adapter {path} is not the file that was named; nothing was loaded",
+            facts={"file": str(path), "expected": f"sha256:{expected}", "found": f"sha256:{found}"},
+            remedy="Open the adapter again.",
+        )
+
+
+def _with_rank(error: BackendError, params: AdapterParams, path: Path) -> BackendError:
+    """Say it in one line where all that doesn't fit is the rank."""
+    wrong = error.error.facts.get("wrong", [])
+    ranks = {line.split("[")[1].split(",")[0] for line in wrong if "lora_A" in line}
+    facts = error.error.facts
+    # The facts name a hundred at most.
+    if len(ranks) != 1 or len(wrong) < min(100, len(params.key_map)) or facts["missing"] or facts["orphans"]:
+        return error
+    (rank,) = ranks
+    return BackendError(
+        "adapter-tensors",
+        f"{path} does not fit its configuration: config r={params.config.rank}, tensors r={rank}. Nothing "
+        "was taken from it",
+        facts=facts,
+        remedy="Take adapter and configuration from the same training.",
+    )
