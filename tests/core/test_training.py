@@ -154,6 +154,7 @@ def test_a_backend_without_training_refuses_each_method():
         load_model = generate = self_test
 
     for method, params in [
+        ("train_plan", t.TrainPlanParams(adapter=CONFIG.adapter, longest_example=9, examples=1)),
         ("train_begin", NEW),
         ("train_step", STEP),
         ("train_evaluate", t.TrainEvaluateParams(examples=STEP.examples)),

@@ -28,6 +28,7 @@ _METHODS = {
     "trace": (m.TraceParams, "one `TraceResult`, with one binary frame per name in `slices`"),
     "unload": (m.UnloadParams, "nothing but the final event"),
     "self_test": (m.SelfTestParams, "one `SelfTestResult`"),
+    "train_plan": (t.TrainPlanParams, "one `TrainPlanResult`; its observation is a `TrainMemory`"),
     "train_begin": (t.TrainBeginParams, "one `TrainBeginResult`"),
     "train_step": (t.TrainStepParams, "one `TrainStepResult`"),
     "train_evaluate": (t.TrainEvaluateParams, "one `TrainEvaluateResult` per example, in order"),

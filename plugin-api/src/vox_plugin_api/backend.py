@@ -84,6 +84,10 @@ class Backend(ABC):
         """Yield one `TraceResult` (capability "trace")."""
         raise BackendError("not-supported", "this backend has no capability 'trace'")
 
+    def train_plan(self, params: t.TrainPlanParams) -> Stream:
+        """Yield one `TrainPlanResult`, a `TrainMemory` as its observation (capability "train")."""
+        raise BackendError("not-supported", _NO_TRAINING)
+
     def train_begin(self, params: t.TrainBeginParams) -> Stream:
         """Make or resume an adapter of the loaded model; yield a `TrainBeginResult` (capability "train")."""
         raise BackendError("not-supported", _NO_TRAINING)

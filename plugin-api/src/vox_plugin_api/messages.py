@@ -224,6 +224,7 @@ Method = Literal[
     "unload",
     "self_test",
     "conformance",
+    "train_plan",
     "train_begin",
     "train_step",
     "train_evaluate",

@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +30,7 @@ from vox_plugin_api.framing import (
     ProtocolError,
     decode_to_worker,
 )
+from vox_plugin_api.resident import resident_bytes
 
 __all__ = ["HEARTBEAT_INTERVAL_S", "RequestLoop", "internal_error"]
 
@@ -131,7 +131,7 @@ class RequestLoop:
             beat = m.Heartbeat(
                 state="busy" if self._busy else "idle",
                 progress=self._progress,
-                resident_bytes=_resident_bytes(),
+                resident_bytes=resident_bytes(),
             )
             try:
                 self._channel.send(beat)
@@ -247,6 +247,7 @@ def _parameters_of(method: m.Method) -> type[m.Message]:
     from vox_plugin_api import train_messages as t
 
     trained: dict[str, type[m.Message]] = {
+        "train_plan": t.TrainPlanParams,
         "train_begin": t.TrainBeginParams,
         "train_step": t.TrainStepParams,
         "train_evaluate": t.TrainEvaluateParams,
@@ -309,11 +310,3 @@ def _close(stream: Stream) -> None:
         close()
     except Exception as error:  # noqa: BLE001  the request has ended; the log gets the rest
         internal_error(error)
-
-
-def _resident_bytes() -> int | None:
-    try:
-        pages = Path("/proc/self/statm").read_bytes().split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -22,6 +22,9 @@ __all__ = [
     "TrainEvaluateParams",
     "TrainEvaluateResult",
     "TrainExample",
+    "TrainMemory",
+    "TrainPlanParams",
+    "TrainPlanResult",
     "TrainSaveParams",
     "TrainSaveResult",
     "TrainStepParams",
@@ -55,6 +58,41 @@ class Schedule(Message):
         if self.kind != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             raise ValueError(f"a {self.kind} schedule needs total_steps above warmup_steps")
         return self
+
+
+class TrainPlanParams(Message):
+    """Ask what a run on the loaded model would be, and what memory it would take. Nothing is begun."""
+
+    adapter: AdapterConfig
+    longest_example: int = Field(ge=2)
+    """Tokens of the longest example; all but its first count as learned."""
+    examples: int = Field(ge=1, le=1 << 16)
+    """Of a step."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """As in `TrainBeginParams`."""
+
+
+class TrainPlanResult(Message):
+    """What would be trained. Compared between lanes; the memory is in the observation (`TrainMemory`)."""
+
+    matrices: list[str]
+    """The adapted linear layers, in the order of their keys."""
+    parameters: int
+
+
+class TrainMemory(Message):
+    """Bytes that the worker holds at the fullest moment of a step, if every example is the longest."""
+
+    place: Literal["host", "device"]
+    """Whose memory it is."""
+    kinds: dict[str, int]
+    """Bytes of weights, adapter, moments, gradients, activations, logits and workspace at that moment;
+    reserve: what allocators and libraries may take; on the host also process: what the worker holds
+    already beside the weights."""
+    total: int
+    """Their sum: no step of the run takes more."""
+    examples_at_once: int
+    rows_at_once: int
 
 
 class TrainBeginParams(Message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from vox_host.errors import PluginError
@@ -15,7 +16,7 @@ from vox_host.workers.connection import Event
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 
-__all__ = ["TrainingClient", "TrainingWorker"]
+__all__ = ["TrainingClient", "TrainingPlan", "TrainingWorker"]
 
 R = TypeVar("R", bound=m.Message)
 
@@ -29,6 +30,15 @@ class TrainingWorker(Protocol):
     async def call(self, method: m.Method, params: m.Message) -> Event: ...
 
     def stream(self, method: m.Method, params: m.Message) -> AsyncGenerator[Event, None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a run would be."""
+
+    adapter: t.TrainPlanResult
+    memory: t.TrainMemory
+    """On this machine, by this worker's lane."""
 
 
 class TrainingClient:
@@ -49,6 +59,17 @@ class TrainingClient:
                 remedy="`vox-host plugin list` shows what each plugin can do.",
             )
         self._worker = worker
+
+    async def plan(self, params: t.TrainPlanParams) -> TrainingPlan:
+        """Ask what a run would be and what memory it would take; nothing is begun or allocated.
+
+        Raises:
+            VoxError: the worker's own error, or how it ended.
+        """
+        event = await self._worker.call("train_plan", params)
+        return TrainingPlan(
+            t.TrainPlanResult.model_validate(event.result), t.TrainMemory.model_validate(event.observation)
+        )
 
     async def begin(self, params: t.TrainBeginParams) -> t.TrainBeginResult:
         """Make an adapter of the loaded model, or go on from a save.

@@ -139,6 +139,12 @@ class MensBackend(Backend):
         served.engine.check(SequenceRequest(token_ids=tuple(params.token_ids), max_tokens=0))
         yield trace_forward(served.loaded.model, params.token_ids, params.slices)
 
+    def train_plan(self, params: t.TrainPlanParams) -> Stream:
+        served = self._require_model()
+        from mens_core.training import answer_plan
+
+        yield answer_plan(params, served.loaded, self._training_lane(served.ops))
+
     def train_begin(self, params: t.TrainBeginParams) -> Stream:
         served = self._require_model()
         if self._training is not None:

@@ -7,7 +7,7 @@ At most one partial sum per level is held, so memory grows with the logarithm of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 __all__ = ["ExampleTree"]
@@ -18,11 +18,12 @@ T = TypeVar("T")
 class ExampleTree(Generic[T]):
     """Sums leaves given in order; the caller's `add` is the only arithmetic."""
 
-    def __init__(self, add: Callable[[T, T], T]) -> None:
+    def __init__(self, add: Callable[[T, T], T], whole: Sequence[T] = ()) -> None:
+        """Begin with no leaf, or behind 2^n - 1 of them, whose n sums are `whole`, largest first."""
         self._add = add
-        self._count = 0
-        self._whole: list[T] = []
+        self._whole = list(whole)
         """Sums of whole subtrees, largest first: one per bit of the count."""
+        self._count = (1 << len(self._whole)) - 1
 
     def push(self, leaf: T) -> None:
         """Take the next example's term."""

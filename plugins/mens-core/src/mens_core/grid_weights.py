@@ -43,6 +43,11 @@ class GridMatrix:
     """Columns that share a scale of the activations; 0 for float weights."""
     buffer: Buffer
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.buffer.nbytes)
+
 
 def load_matrix(device: Device, stored: StoredTensor) -> GridMatrix:
     """Copy a matrix to the device.

@@ -44,7 +44,7 @@ BLOCK = 128
 
 Tensor = Any
 Matrix = Any
-"""A weight [rows, columns] in whatever packing the lane likes."""
+"""A weight [rows, columns] in whatever packing the lane likes; its `nbytes` are what it takes."""
 KvCache = Any
 RotaryTable = Any
 Ints = npt.NDArray[np.int32]

@@ -9,16 +9,36 @@ from pathlib import Path
 from typing import TypeVar
 
 from mens_core.micro_batches import Example, read_examples
+from mens_core.models.load import LoadedModel
 from mens_core.models.model import Model
 from mens_core.run_state import read_run, read_state, save_run
 from mens_core.trainer import Trainer, TrainerConfig
 from mens_core.training_ops import TrainingOps
+from mens_core.training_plan import plan_step
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError, Reply, Stream
+from vox_plugin_api.resident import resident_bytes
 
-__all__ = ["TrainingRun"]
+__all__ = ["TrainingRun", "answer_plan"]
 
 T = TypeVar("T")
+
+
+def answer_plan(params: t.TrainPlanParams, loaded: LoadedModel, ops: TrainingOps) -> Reply:
+    """Say what a run would be and what memory it would take; nothing is begun."""
+    plan = plan_step(
+        params,
+        loaded.model,
+        ops,
+        parameters=loaded.plan.parameters,
+        process_bytes=resident_bytes(),
+    )
+    return Reply(
+        t.TrainPlanResult(
+            matrices=[matrix.name for matrix in plan.adapter.matrices], parameters=plan.adapter.parameters
+        ),
+        plan.memory.model_dump(),
+    )
 
 
 class TrainingRun:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,22 @@ class TrainingOps(Ops):
     """`Ops`, with a backward for each operator that has one, the loss, and the update."""
 
     # --- memory ------------------------------------------------------------------------------
+
+    memory_place: Literal["host", "device"] = "host"
+    """Where tensors and weights lie."""
+
+    def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
+        """What one operator takes beside its results, at most; a lane that takes some says how much.
+
+        Args:
+            lengths: rows of each example of a micro-batch.
+            widest: the most inputs or outputs of a layer's matrix.
+        """
+        return 0
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """What a `matrix` of float32 takes."""
+        return 4 * rows * columns
 
     @abstractmethod
     def from_host(self, x: npt.NDArray[np.float32]) -> Tensor:

@@ -21,6 +21,11 @@ class FloatMatrix:
     packed: npt.NDArray[Any]
     address: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.packed.nbytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvCache:

@@ -74,6 +74,11 @@ class QuantisedMatrix:
     packed: Bytes
     address: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.packed.nbytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:

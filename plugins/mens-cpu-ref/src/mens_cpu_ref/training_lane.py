@@ -5,7 +5,7 @@ Apart from `lane`: a worker that only serves a model as it is binds and imports 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mens_core.training_ops import TrainingOps
@@ -21,14 +21,38 @@ __all__ = ["CpuTrainingOps", "ReferenceTrainingOps"]
 _OPERATORS: Signatures = {**BACKWARD_OPERATORS, **UPDATE_OPERATORS}
 
 
-class CpuTrainingOps(BackwardOps, UpdateOps, CpuOps, TrainingOps):
+_PANEL, _BLOCK, _PASS_BYTES = 16, 128, 64 << 20
+"""As the native code has them (definitions.h, kPassFloats of backward_attention.cpp)."""
+
+
+class _Memory(TrainingOps):
+    """What the CPU lane takes beside results."""
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Rows are packed by 16."""
+        return 4 * -(-rows // _PANEL) * _PANEL * columns
+
+    def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
+        """The streams of attention's backward, or the codes of a quantised layer's input."""
+        stride = -(-head_dim // _PANEL) * _PANEL
+        streams = []
+        for length in lengths:
+            blocks = -(-length // _BLOCK)
+            floats = blocks * _BLOCK * (stride + head_dim + 2 * _BLOCK) + 2 * _BLOCK * stride
+            streams += [4 * floats] * kv_heads
+        attention = min(sum(streams), max(_PASS_BYTES, *streams))
+        codes = sum(lengths) * widest * 5 // 4
+        return max(attention, codes)
+
+
+class CpuTrainingOps(BackwardOps, UpdateOps, CpuOps, _Memory, TrainingOps):
     """Every operator of `TrainingOps` over the kernels."""
 
     def __init__(self, library: Library, *, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__({**library.kernels, **library.bind("vox_", _OPERATORS)}, facts=facts)
 
 
-class ReferenceTrainingOps(BackwardOps, UpdateOps, CpuOps, TrainingOps):
+class ReferenceTrainingOps(BackwardOps, UpdateOps, CpuOps, _Memory, TrainingOps):
     """The same as plain loops: slow by design, it defines the bits."""
 
     def __init__(self) -> None:

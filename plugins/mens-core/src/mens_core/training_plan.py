@@ -1,0 +1,186 @@
+"""What a run will hold in memory, before anything of it is made.
+
+A step is run on tensors without values (`sized_ops`), so the figures follow from the very code
+that trains. The longest example stands for every one, and all its tokens but the first are learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from mens_core.adapters.keys import parameter_key
+from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from mens_core.differentiate import differentiate
+from mens_core.example_tree import ExampleTree
+from mens_core.micro_batches import Example, cut, pack
+from mens_core.models.linear import Lora
+from mens_core.models.model import Model
+from mens_core.models.passes import Dropout
+from mens_core.sized_ops import Kind, Meter, Sized, SizedOps
+from mens_core.training_ops import TrainingOps
+from vox_plugin_api.backend import BackendError
+from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams
+
+__all__ = ["StepPlan", "plan_step"]
+
+
+_RESERVE_BYTES = 32 << 20
+"""For modules that training loads, stacks, and what allocators keep; a sixteenth of the rest comes on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """An adapter, and the memory that its training takes at most."""
+
+    adapter: AdapterPlan
+    memory: TrainMemory
+
+
+def plan_step(
+    params: TrainPlanParams, model: Model, ops: TrainingOps, *, parameters: int, process_bytes: int | None
+) -> StepPlan:
+    """Return what a step of `params.examples` examples of the longest length holds.
+
+    Args:
+        model: loaded on `ops`, whose memory is asked about.
+        parameters: numbers in all the model's tensors.
+        process_bytes: what the worker's process holds now, weights included; None: unknown.
+
+    Raises:
+        BackendError: the adapter doesn't fit the model, or an example is longer than its context.
+    """
+    config = model.config
+    if params.longest_example > config.context_length:
+        raise BackendError(
+            "invalid-example",
+            f"an example of {params.longest_example} tokens was asked about; the context is "
+            f"{config.context_length}",
+            facts={"tokens": params.longest_example, "limit": config.context_length},
+        )
+    shapes = {name: linear.shape for name, linear in model.linears.items()}
+    adapter = plan_adapter(params.adapter, shapes)
+    example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
+    together = _together(params, example)
+    by_kind = _step(params, model, ops, adapter, example, together)
+    weights = _weight_bytes(model, parameters)
+    work = ops.workspace_bytes(
+        lengths=(example.rows,) * together,
+        widest=max(max(shape) for name, shape in shapes.items() if name != "lm_head"),
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+    )
+    kinds: dict[str, int] = {"weights": weights}
+    kinds.update(by_kind)
+    kinds["workspace"] = work
+    kinds["reserve"] = _RESERVE_BYTES + (sum(by_kind.values()) + work) // 16
+    if ops.memory_place == "host" and process_bytes is not None:
+        kinds["process"] = max(0, process_bytes - weights)
+    memory = TrainMemory(
+        place=ops.memory_place,
+        kinds=kinds,
+        total=sum(kinds.values()),
+        examples_at_once=together,
+        rows_at_once=example.rows * together,
+    )
+    return StepPlan(adapter, memory)
+
+
+def _together(params: TrainPlanParams, example: Example) -> int:
+    # Of equal examples the first cut is as large as any.
+    return len(
+        next(cut([example] * min(params.examples, params.micro_batch_size or 512), params.micro_batch_size))
+    )
+
+
+def _step(
+    params: TrainPlanParams,
+    model: Model,
+    ops: TrainingOps,
+    adapter: AdapterPlan,
+    example: Example,
+    together: int,
+) -> dict[str, int]:
+    """Bytes by kind when a step holds most: in its fullest micro-batch, or in its update."""
+    numbers = adapter.parameters
+    state: dict[Kind, int] = {"adapter": 4 * numbers, "moments": 8 * numbers}
+    in_pass = _micro_batch(params, model, ops, adapter, example, together)
+    # AdamW works on copies: old and new values, both with their matrices.
+    matrices = sum(ops.matrix_bytes(*shape) for shape in adapter.shapes.values())
+    in_update: dict[Kind, int] = {
+        "adapter": 4 * numbers + 2 * matrices,
+        "moments": 8 * numbers,
+        "gradients": 8 * numbers,
+    }
+    fullest = max(in_pass, in_update, key=lambda kinds: sum(kinds.values()))
+    return {kind: state.get(kind, 0) + fullest.get(kind, 0) for kind in _KINDS}
+
+
+_KINDS: tuple[Kind, ...] = ("adapter", "moments", "gradients", "activations", "logits")
+
+
+def _micro_batch(
+    params: TrainPlanParams,
+    model: Model,
+    lane: TrainingOps,
+    adapter: AdapterPlan,
+    example: Example,
+    together: int,
+) -> dict[Kind, int]:
+    meter = Meter()
+    weights = {id(linear.weight): linear.shape for linear in model.linears.values()}
+    weights[id(model.head.embedding)] = (model.config.vocab_size, model.config.hidden_size)
+    ops = SizedOps(meter, weights)
+    rank = adapter.config.rank
+    loras = {
+        matrix.name: Lora(
+            a=_matrix(meter, lane, rank, matrix.columns),
+            b=_matrix(meter, lane, matrix.rows, rank),
+            scale=adapter.scale,
+            number=matrix.number,
+            is_zero=False,
+        )
+        for matrix in adapter.matrices
+    }
+    partial = _most_partial_sums(params.examples, together)
+    trees: dict[str, ExampleTree[Sized]] = {}
+    for key, shape in adapter.shapes.items():
+        held = [Sized(meter, "gradients", shape) for _ in range(partial)]
+        # As many sums as a tree over 2^partial - 1 leaves holds.
+        trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name="example.sum"), held)
+
+    def take(parameter: str, gradients: list[Sized]) -> None:
+        for gradient in gradients:
+            trees[parameter_key(parameter)].push(gradient)
+
+    adapted = replace(model, ops=ops).adapted(loras)
+    micro = pack([example] * together, 0)
+    rate = adapter.dropout
+    _finish(differentiate(adapted, ops, micro, Dropout(rate, 0, 0) if rate else None, take))
+    return meter.most_by_kind
+
+
+def _matrix(meter: Meter, lane: TrainingOps, rows: int, columns: int) -> Sized:
+    return Sized(meter, "adapter", (rows, columns), lane.matrix_bytes(rows, columns))
+
+
+def _most_partial_sums(examples: int, together: int) -> int:
+    """Sums that a tree holds when the fullest micro-batch of a step begins, at most."""
+    last = (examples - 1) // together * together
+    return last.bit_length()
+
+
+def _weight_bytes(model: Model, parameters: int) -> int:
+    matrices = {id(linear.weight): linear for linear in model.linears.values()}
+    held = sum(int(linear.weight.nbytes) for linear in matrices.values())
+    if id(model.head.embedding) not in matrices:
+        held += int(model.head.embedding.nbytes)
+        parameters -= model.config.vocab_size * model.config.hidden_size
+    # What is left are vectors, in float32.
+    return held + 4 * (parameters - sum(math.prod(linear.shape) for linear in matrices.values()))
+
+
+def _finish(steps: Generator[None, None, object]) -> None:
+    for _ in steps:
+        pass

@@ -1,0 +1,216 @@
+"""What a step will hold, against what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fixtures.demo_model import demo_gguf
+from lanes import every_lane
+from lanes.demo_lane import import_demo
+from lanes.numpy_training import RowTrainingLane
+from lanes.tiny_models import BY_FAMILY, open_model, write_model
+from lanes.training import ALL_TARGETS, a_config, finish
+from mens_core.adapters.apply import make_loras
+from mens_core.differentiate import differentiate
+from mens_core.example_tree import ExampleTree
+from mens_core.micro_batches import Example, pack
+from mens_core.models.passes import Dropout
+from mens_core.sized_ops import Meter, SizedOps
+from mens_core.trainer import Trainer
+from mens_core.training_ops import AttentionSaved, TrainingOps
+from mens_core.training_plan import plan_step
+from vox_plugin_api import train_messages as t
+from vox_plugin_api.backend import BackendError
+
+ADAPTER = a_config(ALL_TARGETS, rank=4).adapter
+
+
+@pytest.fixture(scope="module", params=BY_FAMILY)
+def model_dir(request, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), BY_FAMILY[request.param], seed=3)
+
+
+def plan(model_dir, *, adapter=ADAPTER, longest=9, examples=4, micro=None, process=None) -> t.TrainMemory:
+    ops = RowTrainingLane()
+    params = t.TrainPlanParams(
+        adapter=adapter, longest_example=longest, examples=examples, micro_batch_size=micro
+    )
+    loaded = open_model(model_dir, ops)
+    return plan_step(
+        params, loaded.model, ops, parameters=loaded.plan.parameters, process_bytes=process
+    ).memory
+
+
+def shapes(made) -> tuple:
+    if isinstance(made, AttentionSaved):
+        made = (made.out, made.m, made.l)
+    return tuple(x.shape for x in made) if isinstance(made, list | tuple) else (made.shape,)
+
+
+def recording(ops: TrainingOps) -> list[tuple]:
+    """Note what every operator of `ops` makes from now on: its name and shapes."""
+    made: list[tuple] = []
+    within: list[str] = []
+
+    def watch(operator: str):
+        function = getattr(ops, operator)
+
+        def call(*arguments, **named):
+            within.append(operator)
+            out = function(*arguments, **named)
+            within.pop()
+            # What an operator asks of others is its own affair.
+            if out is not None and not within:
+                made.append((operator, named.get("name"), shapes(out)))
+            return out
+
+        return call
+
+    unlike = {"take_faults", "to_host", "new_kv_cache", "load_matrix", "load_vector", "rotary_table"}
+    for operator in {*TrainingOps.__abstractmethods__, "join_rows"} - unlike:
+        setattr(ops, operator, watch(operator))
+    return made
+
+
+def test_a_step_without_values_makes_what_a_step_makes(model_dir):
+    """Operator by operator, the shapes are those of a lane that computes."""
+    config = a_config(ALL_TARGETS, dropout=0.5)
+    examples = [Example((1,) * 140, tuple(range(1, 140))), Example((2,) * 7, (3, 6))]
+    lane = RowTrainingLane()
+    model = open_model(model_dir, lane).model
+    adapter = Trainer.plan_for(model, config)
+    sized = SizedOps(Meter(), {id(linear.weight): linear.shape for linear in model.linears.values()})
+    sized._weights[id(model.head.embedding)] = (97, 40)
+    found = []
+    for ops in (lane, sized):
+        rng = np.random.default_rng(0)
+        tensors = {
+            key: ops.from_host(rng.normal(0, 0.1, shape).astype(np.float32))
+            for key, shape in adapter.shapes.items()
+        }
+        loras = make_loras(ops, adapter, tensors)
+        # Tensors without values are zeros, which a forward would leave out.
+        loras = {name: replace(lora, is_zero=False) for name, lora in loras.items()}
+        made = recording(ops)
+        adapted = replace(model, ops=ops).adapted(loras)
+        finish(differentiate(adapted, ops, pack(examples, 0), Dropout(0.5, 0, 0), lambda key, g: None))
+        found.append(made)
+    assert len(found[0]) > 300
+    assert found[0] == found[1]
+
+
+def test_each_kind_is_counted(model_dir):
+    memory = plan(model_dir, process=10 << 30)
+    loaded = open_model(model_dir, RowTrainingLane())
+    numbers = Trainer.plan_for(loaded.model, a_config(ALL_TARGETS, rank=4)).parameters
+    assert memory.kinds["weights"] == 4 * loaded.plan.parameters
+    assert memory.kinds["moments"] in (8 * numbers, 16 * numbers)
+    assert memory.kinds["process"] == (10 << 30) - memory.kinds["weights"]
+    assert memory.total == sum(memory.kinds.values())
+    assert (memory.examples_at_once, memory.rows_at_once) == (4, 32)
+
+
+def test_more_at_once_takes_more(model_dir):
+    small, large = (plan(model_dir, longest=300, examples=8, micro=size) for size in (1, 8))
+    assert (small.rows_at_once, large.rows_at_once) == (299, 2392)
+    assert large.kinds["activations"] > 6 * small.kinds["activations"]
+    assert plan(model_dir, longest=300, examples=8).rows_at_once == 299, "512 rows at once, if nobody says"
+    dropping = ADAPTER.model_copy(update={"dropout": 0.1})
+    assert plan(model_dir, adapter=dropping, longest=300).total > plan(model_dir, longest=300).total
+    few, many = (plan(model_dir, examples=count, micro=1) for count in (2, 60_000))
+    assert many.kinds["gradients"] > 8 * few.kinds["gradients"]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 4, 8])
+def test_a_tree_never_holds_more_sums_than_were_counted(together):
+    from mens_core.training_plan import _most_partial_sums
+
+    for examples in range(1, 70):
+        tree, most = ExampleTree(lambda a, b: a + b), 0
+        starts = [*range(0, examples, together), examples]
+        for first, end in pairwise(starts):
+            most = max(most, len(tree._whole))
+            for _ in range(first, end):
+                tree.push(1)
+        assert most <= _most_partial_sums(examples, together), examples
+
+
+def test_nothing_is_allocated(tmp_path):
+    path = write_model(tmp_path, BY_FAMILY["qwen3"])
+    adapter = ADAPTER.model_copy(update={"rank": 4096})
+    ops = RowTrainingLane()
+    loaded = open_model(path, ops)
+    params = t.TrainPlanParams(adapter=adapter, longest_example=1000, examples=64, micro_batch_size=4)
+    plan_step(params, loaded.model, ops, parameters=loaded.plan.parameters, process_bytes=None)
+    tracemalloc.start()
+    memory = plan_step(
+        params, loaded.model, ops, parameters=loaded.plan.parameters, process_bytes=None
+    ).memory
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert memory.total > 900 << 20
+    assert most < 2 << 20
+
+
+def test_what_can_t_be_trained_is_refused_as_it_would_be(model_dir):
+    with pytest.raises(BackendError, match="no linear layer of this model is called 'q_prj'"):
+        plan(model_dir, adapter=ADAPTER.model_copy(update={"targets": ["q_prj"]}))
+    with pytest.raises(BackendError, match="1025 tokens was asked about; the context is 1024"):
+        plan(model_dir, longest=1025)
+
+
+PROGRAM = """
+import json, sys
+from mens_core.adapters.plan import plan_adapter
+from mens_core.training import TrainingRun, answer_plan
+from mens_core.models.load import load_all
+from mens_cpu_ref.training_lane import CpuTrainingOps
+from mens_cpu_ref.library import load_library
+from vox_plugin_api import train_messages as t
+from vox_plugin_api.checkpoint import Checkpoint, read_json_object
+from vox_plugin_api.families import parse_config
+from pathlib import Path
+
+path, tokens = Path(sys.argv[1]), int(sys.argv[2])
+config = parse_config(read_json_object(path / "config.json"))
+ops = CpuTrainingOps(load_library())
+loaded = load_all(config, Checkpoint.open(path), ops)
+adapter = t.AdapterConfig(rank=8, alpha=16.0, targets=sys.argv[3].split(","))
+told = answer_plan(t.TrainPlanParams(adapter=adapter, longest_example=tokens, examples=1), loaded, ops)
+# From here on the high-water mark is the training's.
+Path("/proc/self/clear_refs").write_text("5")
+begin = t.TrainBeginParams(adapter=adapter, optimizer=t.OptimizerConfig(learning_rate=1e-3))
+run = TrainingRun(begin, loaded.model, ops, model_digest="0" * 64)
+example = t.TrainExample(token_ids=list(range(100, 100 + tokens)), loss_mask=[False] + [True] * (tokens - 1))
+for _ in run.step(t.TrainStepParams(examples=[example])):
+    pass
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(json.dumps({"peak": int(peak.split()[1]) * 1024, "total": told.observation["total"]}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the high-water mark is read from /proc")
+def test_the_estimate_is_above_the_measured_peak_and_near_it(tmp_path, request):
+    """On the demo model: never below, and at most a quarter above."""
+    every_lane.make_training_lane("mens-cpu-ref", request.config)
+    demo_model = import_demo(demo_gguf(), tmp_path)
+    targets = ",".join(ADAPTER.targets[:-1])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(demo_model), "32", targets],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] <= found["total"] <= 1.25 * found["peak"], found
