@@ -1,0 +1,183 @@
+"""The checkpoints of a run: what the worker saved, and how far the host was.
+
+    checkpoints/step-000100/    adapter.safetensors, optimizer.safetensors, state.json: the worker's
+                                host.json: ours, written last. A folder without it is no checkpoint.
+
+A folder is written once and never over. What a kill left half done is removed when the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vox_host.errors import IntegrityError
+from vox_host.stat_cache import write_aside
+from vox_host.training.metrics import Mark
+from vox_host.training.pace import Course
+from vox_plugin_api import train_messages as t
+
+__all__ = ["Checkpoint", "Checkpoints", "HostState"]
+
+HOST_STATE = "host.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_HEX = r"^[0-9a-f]{64}$"
+
+
+class HostState(BaseModel):
+    """host.json: everything but adapter and optimizer that a run needs to go on to the same bytes.
+
+    The place in the data is the step alone: the order of an epoch follows from the seed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_version: Literal[1] = 1
+    step: int = Field(ge=0)
+    adapter_digest: str = Field(pattern=_HEX)
+    files: dict[str, str]
+    """SHA-256 of each of the worker's files."""
+    first_loss: float | None
+    best_loss: float | None
+    best_step: int | None
+    without_gain: int = Field(ge=0)
+    metrics_bytes: int = Field(ge=0)
+    """metrics.jsonl up to here, and its SHA-256."""
+    metrics_sha256: str = Field(pattern=_HEX)
+
+    @staticmethod
+    def of(course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
+        """Put it together after a save."""
+        return HostState(
+            step=course.step,
+            adapter_digest=saved.adapter_digest,
+            files=dict(saved.files),
+            first_loss=course.first_loss,
+            best_loss=course.best_loss,
+            best_step=course.best_step,
+            without_gain=course.without_gain,
+            metrics_bytes=mark.size_bytes,
+            metrics_sha256=mark.sha256,
+        )
+
+    @property
+    def course(self) -> Course:
+        return Course(
+            step=self.step,
+            first_loss=self.first_loss,
+            best_loss=self.best_loss,
+            best_step=self.best_step,
+            without_gain=self.without_gain,
+        )
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.metrics_bytes, self.metrics_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that is whole."""
+
+    folder: Path
+    state: HostState
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints. Whoever changes anything holds the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint after `step` steps is, or would be."""
+        return self.folder / f"step-{step:06d}"
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints that are whole, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = [(entry, _NAME.fullmatch(entry.name)) for entry in self.folder.iterdir()]
+        return sorted(int(match[1]) for entry, match in found if match and (entry / HOST_STATE).is_file())
+
+    def read(self, step: int) -> Checkpoint:
+        """Return one, its files held against what was recorded.
+
+        Raises:
+            IntegrityError: something in it is not what was written.
+        """
+        folder = self.path(step)
+        try:
+            state = HostState.model_validate_json((folder / HOST_STATE).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise _damaged(folder / HOST_STATE, "a checkpoint's record", str(error).splitlines()[0]) from None
+        for name, expected in state.files.items():
+            found = _digest(folder / name)
+            if found != expected:
+                raise _damaged(folder / name, f"sha256:{expected}", found)
+        return Checkpoint(folder, state)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest; None: there is none.
+
+        Raises:
+            IntegrityError: it is damaged. An older one is not taken in its place unasked.
+        """
+        steps = self.steps()
+        return self.read(steps[-1]) if steps else None
+
+    def tidy(self) -> None:
+        """Remove what a kill left half done."""
+        self.folder.mkdir(exist_ok=True)
+        for entry in self.folder.iterdir():
+            if not (_NAME.fullmatch(entry.name) and (entry / HOST_STATE).is_file()):
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def make_room(self, step: int) -> Path:
+        """Return where the checkpoint after `step` steps is to be written; nothing is there."""
+        path = self.path(step)
+        # Whole or not, it is of a run that was further than this one is now, and made the same bytes.
+        self._remove(path)
+        return path
+
+    def complete(self, state: HostState) -> Checkpoint:
+        """Add our record to what the worker saved: from now on it is a checkpoint."""
+        folder = self.path(state.step)
+        write_aside(folder / HOST_STATE, json.dumps(state.model_dump(mode="json"), indent=2).encode() + b"\n")
+        return Checkpoint(folder, state)
+
+    def keep_only(self, steps: set[int]) -> None:
+        """Remove all others."""
+        for step in set(self.steps()) - steps:
+            self._remove(self.path(step))
+
+    def _remove(self, folder: Path) -> None:
+        # First what makes it a checkpoint: one that is half removed is none.
+        with contextlib.suppress(FileNotFoundError):
+            (folder / HOST_STATE).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return f"{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _damaged(file: Path, expected: str, found: str) -> IntegrityError:
+    return IntegrityError(
+        "checkpoint-damaged",
+        f"{file} is not what the run wrote; nothing was started",
+        facts=[("file", str(file)), ("expected", expected), ("found", found)],
+        remedy=f"`rm -r {file.parent}`, and the run goes on from the checkpoint before it.",
+    )

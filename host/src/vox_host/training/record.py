@@ -1,0 +1,148 @@
+"""run.json: what a run is. Written once, before the first step; a resumed run is held against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vox_host.errors import IntegrityError, UsageError
+from vox_host.runs.layout import RUN_JSON
+from vox_host.training.options import TrainingOptions
+from vox_plugin_api.messages import Numerics
+from vox_plugin_api.strict_json import CheckpointError, read_json_object
+
+__all__ = [
+    "DataRecord",
+    "ModelRecord",
+    "NumericsRecord",
+    "PluginRecord",
+    "RunRecord",
+    "read_run_record",
+    "record_text",
+    "refuse_changes",
+]
+
+_HEX = r"^[0-9a-f]{64}$"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelRecord(_Strict):
+    """The base model."""
+
+    name: str
+    digest: str = Field(pattern=_HEX)
+
+
+class DataRecord(_Strict):
+    """A file of rows."""
+
+    path: str
+    """Absolute."""
+    sha256: str = Field(pattern=_HEX)
+    examples: int = Field(ge=1)
+    """That are used of it."""
+
+
+class PluginRecord(_Strict):
+    """Who computes."""
+
+    id: str
+    version: str
+    manifest_digest: str = Field(pattern=_HEX)
+    tree_digest: str | None = Field(pattern=_HEX)
+    """Of the installed tree; None: it lies in the host's own environment, without a receipt."""
+
+    @property
+    def digest(self) -> str:
+        """What tells two of them apart."""
+        return self.tree_digest or self.manifest_digest
+
+
+class NumericsRecord(_Strict):
+    """What the bits are made by."""
+
+    mode: Numerics
+    version: int = Field(ge=1)
+
+
+class RunRecord(_Strict):
+    """The content of run.json."""
+
+    schema_version: Literal[1] = 1
+    vox_host: str
+    """Version."""
+    model: ModelRecord
+    data: DataRecord
+    held_out: DataRecord | int
+    """A file of its own, or how many examples of the data are never trained on."""
+    template: str | None
+    """SHA-256 of chat_template.jinja; None: the data needs none."""
+    template_origin: str | None
+    plugin: PluginRecord
+    numerics: NumericsRecord
+    answers: Literal["all", "last"]
+    """Which answers of a conversation are learned."""
+    options: TrainingOptions
+
+
+def record_text(record: RunRecord) -> str:
+    """Return the text of run.json."""
+    return json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def read_run_record(folder: Path) -> RunRecord:
+    """Read the run.json of a run's folder.
+
+    Raises:
+        UsageError: it is no run of ours.
+        IntegrityError: its run.json is not what was written.
+    """
+    path = folder / RUN_JSON
+    if not path.is_file():
+        missing = "there is no such folder" if not folder.is_dir() else f"{RUN_JSON} is missing"
+        raise UsageError(
+            "not-a-run",
+            f"{folder} is not a training run: {missing}; nothing was started",
+            remedy="Begin one with `vox-host train --model NAME --data FILE --out RUN`.",
+        )
+    try:
+        return RunRecord.model_validate(read_json_object(path, code="run-changed"))
+    except CheckpointError as error:
+        raise IntegrityError(error.code, error.message, facts=list(error.facts.items())) from None
+    except ValidationError as error:
+        problems = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()[:5]]
+        raise IntegrityError(
+            "run-changed", f"{path} is not what a run writes; nothing was started", facts=problems
+        ) from None
+
+
+def refuse_changes(run: Path, pairs: Sequence[tuple[str, str, str, str]]) -> None:
+    """Refuse to go on where something is no longer what the run was begun with.
+
+    Args:
+        pairs: what, where it is, expected digest, found digest.
+
+    Raises:
+        IntegrityError: the first that differs, with both digests.
+    """
+    for what, where, expected, found in pairs:
+        if expected == found:
+            continue
+        facts: list[tuple[str, Any]] = [
+            (what, where),
+            ("expected", f"sha256:{expected}"),
+            ("found", f"sha256:{found}"),
+        ]
+        raise IntegrityError(
+            f"resume-{what}-changed",
+            f"the {what} is not the one that {run} was begun with; nothing was started",
+            facts=facts,
+            remedy=f"Bring back the {what} of then, or begin a new run: its results would be others.",
+        )

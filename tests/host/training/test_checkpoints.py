@@ -1,0 +1,71 @@
+"""Checkpoints: whole or not there, kept or gone, never taken for what they are not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from vox_host.errors import IntegrityError
+from vox_host.training.checkpoints import Checkpoints, HostState
+from vox_host.training.metrics import NOTHING
+from vox_host.training.pace import Course
+from vox_plugin_api.train_messages import TrainSaveResult
+
+CONTENT = b"of the worker"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    folder = checkpoints.make_room(step)
+    folder.mkdir()
+    (folder / "state.json").write_bytes(CONTENT)
+    saved = TrainSaveResult(step=step, adapter_digest="ab" * 32, files={"state.json": DIGEST})
+    checkpoints.complete(HostState.of(Course(step=step, best_loss=0.25, best_step=1), saved, NOTHING))
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    made = Checkpoints(tmp_path / "checkpoints")
+    assert made.latest() is None
+    made.tidy()
+    for step in (9, 10, 11):
+        save(made, step)
+    return made
+
+
+def test_the_newest_is_found_by_its_number_and_says_where_the_run_was(checkpoints):
+    save(checkpoints, 1_000_000)
+    latest = checkpoints.latest()
+    assert latest is not None and latest.folder.name == "step-1000000"
+    assert latest.state.course == Course(step=1_000_000, best_loss=0.25, best_step=1)
+    assert checkpoints.steps() == [9, 10, 11, 1_000_000]
+
+
+def test_what_a_kill_left_half_done_is_no_checkpoint_and_goes(checkpoints):
+    (checkpoints.path(11) / "host.json").unlink()
+    (checkpoints.folder / ".step-000012.partial").mkdir()
+    assert checkpoints.latest().folder == checkpoints.path(10)
+    checkpoints.tidy()
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000009", "step-000010"]
+
+
+def test_a_damaged_one_is_refused_and_no_older_one_taken_in_its_place(checkpoints):
+    (checkpoints.path(11) / "state.json").write_bytes(b"other")
+    with pytest.raises(IntegrityError) as caught:
+        checkpoints.latest()
+    facts = dict(caught.value.facts)
+    assert facts["expected"] == f"sha256:{DIGEST}"
+    assert facts["found"] == hashlib.sha256(b"other").hexdigest()
+    assert str(checkpoints.path(11)) in caught.value.remedy
+    (checkpoints.path(11) / "host.json").write_text("{}")
+    with pytest.raises(IntegrityError, match=r"host\.json"):
+        checkpoints.latest()
+
+
+def test_only_those_that_are_to_be_kept_stay(checkpoints):
+    checkpoints.keep_only({9, 11})
+    assert checkpoints.steps() == [9, 11]
+    assert checkpoints.make_room(9) == checkpoints.path(9)
+    assert not checkpoints.path(9).exists()

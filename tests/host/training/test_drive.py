@@ -1,0 +1,263 @@
+"""The loop: what a run leaves follows from its options and its data, whatever ends it on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fixtures.training_runs import (
+    InProcessTrainer,
+    Watched,
+    a_job,
+    a_model,
+    kill_often,
+    results,
+    run_to_end,
+    some_options,
+)
+from vox_host.errors import VoxError, WorkerFailedError
+from vox_host.runs.layout import RunDirectory
+from vox_host.runs.manifest import parse_manifest
+from vox_host.training import drive as drive_module
+from vox_host.training.metrics import read_lines
+from vox_host.workers.failures import from_worker_error
+from vox_plugin_api.messages import WorkerError
+
+KILLS = 20
+LONG = some_options(steps=24, save_every=2, eval_every=3, keep_last=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return a_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def whole(fast_path, model) -> Path:
+    """A run that was never stopped."""
+    run_to_end(a_job(fast_path / "whole", model), model)
+    return fast_path / "whole"
+
+
+def reached(watched: Watched, step: int) -> bool:
+    return bool(watched.steps) and watched.steps[-1] >= step
+
+
+def published_step(folder: Path) -> int:
+    path = RunDirectory(folder).adapter_manifest
+    return parse_manifest(path.read_bytes(), path).step
+
+
+def test_a_run_leaves_its_adapter_metrics_plot_and_the_checkpoints_that_are_kept(whole):
+    lines = read_lines(whole / "metrics.jsonl")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+    evaluations = {line["step"]: line["held_out_loss"] for line in lines if "held_out_loss" in line}
+    assert list(evaluations) == [0, 3, 6, 9, 12]
+    best = min((loss, step) for step, loss in evaluations.items() if step)[1]
+    assert published_step(whole) == best
+    kept = {path.name for path in (whole / "checkpoints").iterdir()}
+    assert kept == {f"step-{step:06d}" for step in {10, 12, best}}
+    assert (whole / "adapter_model.safetensors").read_bytes() == (
+        whole / "checkpoints" / f"step-{best:06d}" / "adapter.safetensors"
+    ).read_bytes()
+    assert (whole / "loss.svg").read_text().count("<polyline") == 2
+    # What tells the hour is elsewhere.
+    assert "seconds" not in (whole / "metrics.jsonl").read_text()
+    assert sum("seconds" in line for line in read_lines(whole / "timings.jsonl")) == 12
+
+
+def test_a_run_that_is_killed_twenty_times_leaves_the_bytes_of_one_that_was_not(fast_path, model):
+    run_to_end(a_job(fast_path / "whole", model, LONG), model)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    script = Path(sys.modules[kill_often.__module__].__file__)
+    # In a process of its own: this one has threads, and a fork of it would not be like a fresh process.
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(script),
+            str(fast_path / "killed"),
+            str(model),
+            LONG.model_dump_json(),
+            str(KILLS),
+            "7",
+        ],
+        env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    deaths = json.loads(done.stdout)
+    assert len(deaths) == KILLS
+    assert len({steps for steps, _ in deaths}) > KILLS // 4, f"they all died at the same place: {deaths}"
+    assert results(fast_path / "killed") == results(fast_path / "whole")
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bytes(fast_path, model, whole):
+    folder = fast_path / "stopped"
+    for stop_after in (1, 5, 8):
+        watched = Watched()
+        job = a_job(
+            folder,
+            model,
+            report=watched,
+            should_stop=lambda n=stop_after, w=watched: bool(w.steps) and w.steps[-1] >= n,
+        )
+        outcome = run_to_end(job, model)
+        assert outcome.ended == "interrupted"
+        assert outcome.checkpoint is not None and outcome.checkpoint.state.step == stop_after
+        # A reader finds an adapter at every stop.
+        assert published_step(folder) <= stop_after
+    assert run_to_end(a_job(folder, model), model).ended == "steps"
+    assert results(folder) == results(whole)
+
+
+def test_a_stop_before_the_first_step_saves_nothing_and_the_run_begins_anew(fast_path, model, whole):
+    folder = fast_path / "early"
+    outcome = run_to_end(a_job(folder, model, should_stop=lambda: True), model)
+    assert (outcome.ended, outcome.checkpoint) == ("interrupted", None)
+    run_to_end(a_job(folder, model), model)
+    assert results(folder) == results(whole)
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing_and_mends_what_was_not_published(
+    fast_path, model, whole
+):
+    before = results(whole)
+    (whole / "adapter_manifest.json").unlink()
+    (whole / "loss.svg").unlink()
+    watched = Watched()
+    assert run_to_end(a_job(whole, model, report=watched), model).ended == "steps"
+    assert watched.steps == []
+    assert results(whole) == before
+
+
+def test_early_stopping_ends_a_run_and_a_resumed_one_at_the_same_step(fast_path, model):
+    options = some_options(steps=30, learning_rate=3.0, eval_every=1, save_every=4, patience=2)
+    outcome = run_to_end(a_job(fast_path / "one", model, options), model)
+    assert outcome.ended == "patience"
+    assert outcome.course.step == outcome.course.best_step + 2 < 30
+    watched = Watched()
+    job = a_job(fast_path / "two", model, options, report=watched, should_stop=partial(reached, watched, 2))
+    run_to_end(job, model)
+    assert run_to_end(a_job(fast_path / "two", model, options), model).ended == "patience"
+    assert results(fast_path / "two") == results(fast_path / "one")
+
+
+def test_without_held_out_rows_the_newest_adapter_is_published(fast_path, model):
+    outcome = run_to_end(a_job(fast_path / "run", model, some_options(steps=5), held_out=()), model)
+    assert outcome.course.best_step is None
+    assert published_step(fast_path / "run") == 5
+
+
+def test_the_held_out_loss_is_that_of_the_tokens_however_it_was_cut(fast_path, model, monkeypatch):
+    rows = a_job(fast_path / "rows", model).train
+    found = []
+    for at_once in (1, 3, 32):
+        monkeypatch.setattr(drive_module, "_AT_ONCE", at_once)
+        watched = Watched()
+        job = a_job(
+            fast_path / str(at_once),
+            model,
+            some_options(steps=1, warmup_steps=0),
+            held_out=rows,
+            report=watched,
+        )
+        run_to_end(job, model)
+        found.append(watched.losses)
+    assert len(found[0]) == 2
+    assert found[0] == found[1] == found[2]
+
+
+class Failing(InProcessTrainer):
+    """A trainer whose worker answers the n-th step, or the n-th save, with an error."""
+
+    def __init__(self, model: Path, error: VoxError, *, at_step: int) -> None:
+        super().__init__(model)
+        self._error, self._left = error, at_step
+
+    async def step(self, examples):
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return await super().step(examples)
+
+
+def stopped_by(job, trainer) -> VoxError:
+    with pytest.raises(VoxError) as caught:
+        asyncio.run(drive_module.drive(job, trainer))
+    return caught.value
+
+
+def test_a_worker_that_dies_stops_the_run_and_the_error_says_how_it_goes_on(fast_path, model, whole):
+    folder = fast_path / "run"
+    died = WorkerFailedError(
+        "worker-died", "it died", facts=[("exit", "signal 9")], remedy="Look at its log."
+    )
+    error = stopped_by(a_job(folder, model), Failing(model, died, at_step=6))
+    assert (error.code, error.exit_code) == ("worker-died", 5)
+    facts = dict(error.facts)
+    assert (facts["exit"], facts["step"]) == ("signal 9", 6)
+    assert facts["last checkpoint"] == str(folder / "checkpoints" / "step-000004")
+    assert error.remedy == f"Look at its log. `vox-host train --resume {folder}` goes on from step 4."
+    run_to_end(a_job(folder, model), model)
+    assert results(folder) == results(whole)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_layer_and_the_last_good_checkpoint(
+    fast_path, model
+):
+    answer = WorkerError(
+        code="non-finite",
+        message="step 3 was not taken: layers.0.mlp.down_proj is not finite",
+        facts={"operator": "layers.0.mlp.down_proj", "step": 3},
+    )
+    folder = fast_path / "run"
+    error = stopped_by(a_job(folder, model), Failing(model, from_worker_error(answer), at_step=3))
+    facts = dict(error.facts)
+    assert (error.code, facts["step"], facts["operator"]) == ("non-finite", 3, "layers.0.mlp.down_proj")
+    assert facts["last checkpoint"].endswith("step-000002")
+    assert "--learning-rate" in error.remedy
+    assert len(read_lines(folder / "metrics.jsonl")) == 3, "two steps and the evaluation before them"
+
+
+@pytest.mark.parametrize("size", [1_000, 2_100, 4_200], ids=["metrics", "adapter", "moments"])
+def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(fast_path, model, whole, size):
+    folder = fast_path / "run"
+    watched = Watched()
+    run_to_end(a_job(folder, model, report=watched, should_stop=partial(reached, watched, 4)), model)
+    before = results(folder / "checkpoints" / "step-000004")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may become larger than this: to whoever writes one, the disk is full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(Exception) as caught:
+            run_to_end(a_job(folder, model), model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert results(folder / "checkpoints" / "step-000004") == before
+    assert "File too large" in str(caught.value)
+    run_to_end(a_job(folder, model), model)
+    assert results(folder) == results(whole)
+
+
+def test_a_checkpoint_of_another_adapter_is_not_gone_on_from(fast_path, model):
+    folder = fast_path / "run"
+    watched = Watched()
+    run_to_end(a_job(folder, model, report=watched, should_stop=partial(reached, watched, 2)), model)
+    state = folder / "checkpoints" / "step-000002" / "host.json"
+    text = state.read_text()
+    digest = json.loads(text)["adapter_digest"]
+    state.write_text(text.replace(digest, "0" * 64))
+    error = stopped_by(a_job(folder, model), InProcessTrainer(model))
+    assert error.code == "resume-differs"
+    assert digest in dict(error.facts)["found"]

@@ -1,0 +1,73 @@
+"""Presets: read strictly, chosen by the device's vendor, never by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from vox_host.errors import PluginError, UsageError
+from vox_host.training.presets import Preset, choose_preset, load_presets
+
+GB = 10**9
+SHIPPED = load_presets()
+
+
+def test_auto_takes_a_preset_that_was_made_for_the_vendor():
+    chosen = {
+        vendor: choose_preset("auto", SHIPPED, vendor=vendor, budget_bytes=64 * GB)
+        for vendor in ("cpu", "nvidia", "apple")
+    }
+    assert chosen == {"cpu": "cpu", "nvidia": "nvidia", "apple": "apple"}
+
+
+def test_auto_takes_the_first_one_whose_floor_fits_and_fails_closed_below_the_lowest():
+    assert choose_preset("auto", SHIPPED, vendor="nvidia", budget_bytes=10 * GB) == "nvidia-small"
+    with pytest.raises(UsageError) as caught:
+        choose_preset("auto", SHIPPED, vendor="nvidia", budget_bytes=1 * GB)
+    assert caught.value.code == "preset-none-fits"
+    assert dict(caught.value.facts) == {"nvidia": "needs 11000 MB", "nvidia-small": "needs 2000 MB"}
+    assert "1000 MB that are free" in caught.value.message
+
+
+def test_auto_never_takes_the_smoke_preset_and_any_machine_may_be_given_it():
+    only_smoke = {"smoke": SHIPPED["smoke"]}
+    for vendor in ("cpu", "nvidia", "apple"):
+        assert choose_preset("smoke", SHIPPED, vendor=vendor, budget_bytes=0) == "smoke"
+        with pytest.raises(UsageError):
+            choose_preset("auto", only_smoke, vendor=vendor, budget_bytes=64 * GB)
+    assert "no quality gate" in SHIPPED["smoke"].summary
+
+
+def test_an_explicit_choice_is_never_changed():
+    assert choose_preset("nvidia", SHIPPED, vendor="apple", budget_bytes=1) == "nvidia"
+
+
+def test_an_unknown_preset_is_an_error_with_the_near_one():
+    with pytest.raises(UsageError) as caught:
+        choose_preset("nvidia-smal", SHIPPED, vendor="nvidia", budget_bytes=None)
+    assert caught.value.message == (
+        "no preset is called 'nvidia-smal' (there is 'nvidia-small'); nothing was started"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("schema = 2\n[presets.a]\n", "schema"),
+        ('schema = 1\n[presets.a]\nsummary = "s"\nlearning_rat = 1.0\n', "presets.a.learning_rat"),
+        ('schema = 1\n[presets.a]\nrank = "8"\n', "presets.a.rank"),
+        ('schema = 1\n[presets.a]\nvendors = ["intel"]\n', "presets.a.vendors.0"),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_with_the_place(tmp_path, text, place):
+    (tmp_path / "presets.toml").write_text(text)
+    with pytest.raises(PluginError) as caught:
+        load_presets(tmp_path / "presets.toml")
+    assert place in dict(caught.value.facts)
+
+
+def test_steps_and_epochs_exclude_each_other():
+    fields = SHIPPED["cpu"].model_dump()
+    with pytest.raises(ValueError, match="steps or epochs"):
+        Preset(**{**fields, "steps": 3})
+    with pytest.raises(ValueError, match="steps or epochs"):
+        Preset(**{**fields, "epochs": None})
