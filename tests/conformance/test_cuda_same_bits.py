@@ -5,9 +5,12 @@ This says nothing of NVIDIA's compiler and hardware: `tests/gpu/check_lane.py` d
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from gpu.shape_model import QWEN3_06B, write_shape
 from grid_shim import build as shim
 from grid_shim.device import ShimDevice
 from grid_shim.shapes import SHAPES
@@ -18,8 +21,9 @@ from mens_core.conformance.inputs import floats, put, weight
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
+from mens_torch_cuda.nodes import UnrecordableError
 from mens_torch_cuda.packed import PackedMatrix
-from mens_torch_cuda.replay import MOST_ROWS, UnrecordableError
+from mens_torch_cuda.replay import MOST_ROWS
 
 
 class CapturingShim(ShimDevice):
@@ -30,12 +34,14 @@ class CapturingShim(ShimDevice):
         self.recorded = None
         self.captures = 0
         self.replays = 0
+        self.waits = 0
+        self.recorded_kernels = []
 
     def capture(self, call):
         self.recorded = log = []
         self.captures += 1
         try:
-            result = call()
+            call()
         finally:
             self.recorded = None
 
@@ -44,12 +50,13 @@ class CapturingShim(ShimDevice):
             for step in log:
                 step()
 
-        return result, replay
+        return replay
 
     def launch(self, launch):
         if self.recorded is None:
             super().launch(launch)
         else:
+            self.recorded_kernels.append(launch.kernel)
             self.recorded.append(lambda: ShimDevice.launch(self, launch))
 
     def zeros(self, nbytes):
@@ -69,8 +76,13 @@ class CapturingShim(ShimDevice):
             raise UnrecordableError("a copy to the host")
         return super().get(buffer, dtype, shape)
 
-    def copy(self, target, source):
-        target[:] = source
+    def fetch(self, buffer, nbytes):
+        out = np.zeros(nbytes // 4, np.int32)
+        self.recorded.append(lambda: np.copyto(out, buffer[:nbytes].view(np.int32)))
+        return out
+
+    def wait(self):
+        self.waits += 1
 
     def write(self, target, array):
         target[:] = np.frombuffer(array.tobytes(), np.uint8)
@@ -152,6 +164,45 @@ def test_recorded_steps_give_the_cpu_lane_s_bytes(built, library, family, tmp_pa
     # Two shapes of step, recorded for each cache, and again when the rotary tables grew.
     assert 4 <= device.captures <= 10
     assert device.replays >= 2 * 14
+
+
+SMALL = {
+    **QWEN3_06B,
+    "hidden_size": 160,
+    "intermediate_size": 288,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 97,
+}
+"""Chunks and groups that are not full."""
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "f16", "q8_0"])
+def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format, tmp_path):
+    """One row a step: norms, residuals, gates and codes inside the products; a second KV block is reached."""
+    from mens_cpu_ref.lane import CpuOps
+
+    path = write_shape(tmp_path, weight_format, layers=2, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences = model.new_cache(2), Sequences()
+        made = []
+        for tokens in ([i % 97 for i in range(125)], *([i] for i in range(7))):
+            result = model.forward(sequences.step([(0, tokens)]), cache)
+            made.append((ops.to_host(result.logits).tobytes(), list(ops.argmax(result.logits))))
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    assert (device.captures, device.replays, device.waits) == (1, 6, 6)
+    kernels = Counter(device.recorded_kernels)
+    assert kernels[f"vox_step_{weight_format}_8"] == 4
+    assert (
+        kernels[f"vox_step_normed_{weight_format}_16"] + kernels[f"vox_step_normed_{weight_format}_32"] == 5
+    )
+    assert not any(kernel.startswith(("vox_norm", "vox_add", "vox_silu", "vox_rope")) for kernel in kernels)
 
 
 def test_a_row_that_is_not_finite_is_told_from_a_replay(built, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +42,34 @@ _POOL = 1_000_003
 _BLOCK = 32
 
 
-def write_shape(folder: Path, weight_format: str, *, layers: int = 28, seed: int = 6) -> Path:
-    """Write config and weights as "bf16" or "q8_0"; return the folder."""
-    settings = {**QWEN3_06B, "num_hidden_layers": layers}
+def write_shape(
+    folder: Path,
+    weight_format: str,
+    *,
+    layers: int = 28,
+    seed: int = 6,
+    shape: Mapping[str, Any] = QWEN3_06B,
+) -> Path:
+    """Write config and weights as "bf16", "f16" or "q8_0"; return the folder."""
+    settings = {**shape, "num_hidden_layers": layers}
     words = philox_words(seed, STREAM_VECTORS, 1, _POOL)
     pool = (words.astype(np.float64) / 2**31 - 1).astype(np.float32)
     tensors: dict[str, tuple[str, list[int], bytes]] = {}
     quantised: dict[str, Any] = {}
-    for number, (name, shape) in enumerate(expected_shapes(parse_config(settings)).items()):
+    for number, (name, dims) in enumerate(expected_shapes(parse_config(settings)).items()):
         full = "model." + name
-        if len(shape) == 1:
-            tensors[full] = ("F32", list(shape), (1 + pool[: shape[0]] / 8).tobytes())
+        if len(dims) == 1:
+            tensors[full] = ("F32", list(dims), (1 + pool[: dims[0]] / 8).tobytes())
             continue
-        scale = np.float32(1.7 * shape[1] ** -0.5)
+        scale = np.float32(1.7 * dims[1] ** -0.5)
         drawn = np.roll(pool, -7919 * number) * scale
-        if weight_format == "bf16":
-            tensors[full] = ("BF16", list(shape), _repeated(_as_bf16(drawn), shape[0] * shape[1]))
+        if weight_format in _HALVES:
+            dtype, narrowed = _HALVES[weight_format]
+            tensors[full] = (dtype, list(dims), _repeated(narrowed(drawn), dims[0] * dims[1]))
         else:
-            data = _repeated(_as_q8_0(drawn), shape[0] * shape[1] // _BLOCK)
+            data = _repeated(_as_q8_0(drawn), dims[0] * dims[1] // _BLOCK)
             tensors[full] = ("U8", [len(data)], data)
-            quantised[full] = {"format": "q8_0", "shape": list(shape)}
+            quantised[full] = {"format": "q8_0", "shape": list(dims)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings), "utf-8")
     if quantised:
@@ -72,6 +81,13 @@ def write_shape(folder: Path, weight_format: str, *, layers: int = 28, seed: int
 
 def _as_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _as_f16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    return x.astype(np.float16)
+
+
+_HALVES: dict[str, tuple[str, Any]] = {"bf16": ("BF16", _as_bf16), "f16": ("F16", _as_f16)}
 
 
 def _as_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mens_core.grid_device import Buffer, Device
 from mens_core.ops import Fault
@@ -29,8 +31,10 @@ class _Span(NamedTuple):
 class RowFlags:
     """An int32 per row and operator, zeroed in advance; a kernel sets it where a value is not finite."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, room: int = _SMALLEST) -> None:
+        """`room`: for so many flags a buffer is zeroed at first."""
         self._device = device
+        self._smallest = room
         self._spans: list[_Span] = []
         self._buffers: list[Buffer] = []
         self._open = -1
@@ -42,34 +46,42 @@ class RowFlags:
         """Return the flags [rows] of one operator's call, all zero."""
         needed = -(-rows // _ALIGNED) * _ALIGNED
         if self._used + needed > self._room:
-            self._room = max(_SMALLEST, 2 * self._room, needed)
+            self._room = max(self._smallest, 2 * self._room, needed)
             self._buffers.append(self._device.zeros(4 * self._room))
             self._open, self._used = len(self._buffers) - 1, 0
         first, self._used = self._used, self._used + needed
         self._spans.append(_Span(name, self._open, first, rows))
         return self._device.part(self._buffers[self._open], 4 * first, 4 * rows)
 
-    def adopt(self, others: RowFlags) -> None:
-        """Take the calls of another set, whose buffers were zeroed and written anew, behind those so far."""
-        before = len(self._buffers)
-        self._spans += [span._replace(number=span.number + before) for span in others._spans]
-        self._buffers += others._buffers
+    @property
+    def calls(self) -> int:
+        """How many calls reserved flags."""
+        return len(self._spans)
+
+    def parts(self) -> list[tuple[Buffer, int]]:
+        """Return each buffer and how many of its flags are in use."""
+        ends = self._ends()
+        return [(self._buffers[number], end) for number, end in sorted(ends.items()) if end]
 
     def take(self) -> list[Fault]:
         """Return what was not finite since the last call, first operator first: one read per buffer."""
-        faults = []
-        ends: dict[int, int] = {}
-        for span in self._spans:
-            ends[span.number] = span.first + span.rows
-        found = {
-            number: self._device.get(self._device.part(self._buffers[number], 0, 4 * end), np.int32, (end,))
-            for number, end in ends.items()
-            if end
-        }
-        for span in self._spans:
-            if span.rows:
-                at = np.flatnonzero(found[span.number][span.first : span.first + span.rows])
-                if at.size:
-                    faults.append(Fault(span.name, tuple(int(row) for row in at)))
+        get, part = self._device.get, self._device.part
+        found = [get(part(buffer, 0, 4 * end), np.int32, (end,)) for buffer, end in self.parts()]
+        faults, _ = self.read(found, len(self._spans))
         self._spans, self._buffers, self._open, self._room, self._used = [], [], -1, 0, 0
         return faults
+
+    def read(self, found: Sequence[npt.NDArray[np.int32]], first: int) -> tuple[list[Fault], list[Fault]]:
+        """Return what `found`, the flags of `parts`, says of the first so many calls, and of the others."""
+        used = [number for number, end in sorted(self._ends().items()) if end]
+        by_number = dict(zip(used, found, strict=True))
+        faults: tuple[list[Fault], list[Fault]] = ([], [])
+        for i, span in enumerate(self._spans):
+            if span.rows:
+                at = np.flatnonzero(by_number[span.number][span.first : span.first + span.rows])
+                if at.size:
+                    faults[i >= first].append(Fault(span.name, tuple(int(row) for row in at)))
+        return faults
+
+    def _ends(self) -> dict[int, int]:
+        return {span.number: span.first + span.rows for span in self._spans}

@@ -32,11 +32,13 @@ __all__ = [
     "Batch",
     "Fault",
     "Format",
-    "ServedLayer",
     "Ops",
+    "ServedLayer",
+    "ServedStep",
     "StoredTensor",
     "Tensor",
     "is_quantised",
+    "rows_of_batch",
 ]
 
 BLOCK = 128
@@ -117,11 +119,28 @@ class Fault:
     rows: tuple[int, ...]
 
 
+def rows_of_batch(faults: Sequence[Fault], batch: Batch) -> list[Fault]:
+    """The same faults, their rows numbered in the batch instead of among its `logit_rows`."""
+    return [Fault(fault.name, tuple(int(batch.logit_rows[row]) for row in fault.rows)) for fault in faults]
+
+
 class ServedLayer(Protocol):
     """One decoder layer of a model: operators, called in an order that no value decides."""
 
     def forward(self, ops: Ops, x: Tensor, batch: Batch, cache: KvCache) -> Tensor:
         """[N, D] to [N, D]; what later positions need of these rows goes into `cache`."""
+        ...
+
+
+class ServedStep(Protocol):
+    """A model's step, in the two halves between which rows are taken."""
+
+    def hidden(self, ops: Ops, batch: Batch, cache: KvCache) -> Tensor:
+        """The batch's tokens to [N, D]: embedding and layers."""
+        ...
+
+    def logits(self, ops: Ops, hidden: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+        """[L, D] to [L, V]."""
         ...
 
 
@@ -227,6 +246,17 @@ class Ops(ABC):
         for layer in layers:
             x = layer.forward(self, x, batch, cache)
         return x
+
+    def run_step(self, step: ServedStep, batch: Batch, cache: KvCache) -> tuple[Tensor | None, list[Fault]]:
+        """Fusion: a whole step; logits [L, V] of the rows that want them, and faults by the batch's rows."""
+        self.take_faults()  # of a step that was given up half-way: its rows are not these
+        hidden = step.hidden(self, batch, cache)
+        faults = list(self.take_faults())
+        if not len(batch.logit_rows):
+            return None, faults
+        logits = step.logits(self, self.take_rows(hidden, batch.logit_rows), batch, cache)
+        # From here on a lane numbers the rows that were taken.
+        return logits, faults + rows_of_batch(self.take_faults(), batch)
 
     # --- choosing tokens -----------------------------------------------------------------------
 

@@ -15,15 +15,20 @@ import torch
 from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
-from mens_core.grid_ops import GridTensor
 from mens_core.kernel_source import GROUP
-from mens_torch_cuda.replay import UnrecordableError
+from mens_torch_cuda.nodes import UnrecordableError
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["CudaDevice"]
 
 _MOST_ROWS = 65535
 """Groups in y that a launch may have."""
+_FETCHED = 1 << 20
+"""Bytes of the host that recordings copy to."""
+_EARLY_START = (9, 0)
+"""Compute capability from which a kernel can start while the one before it ends."""
+_WAITING = "vox_step_"
+"""Kernels of this name wait themselves for what is written before them (kernels/step.h)."""
 
 
 class CudaDevice:
@@ -54,6 +59,10 @@ class CudaDevice:
         runtime: Any = torch.cuda
         self._aside = runtime.Stream()
         self._is_capturing = False
+        # Pinned, and made now: no memory of the host can be pinned while a graph is captured.
+        self._on_host = torch.empty(_FETCHED, dtype=torch.uint8, pin_memory=True)
+        self._fetched = 0
+        self._starts_early = runtime.get_device_capability() >= _EARLY_START
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Copy an array there; it may be changed as soon as this returns."""
@@ -72,9 +81,22 @@ class CudaDevice:
                 driver.cuMemcpyHtoDAsync(target.data_ptr(), source.ctypes.data, source.nbytes, self._stream())
             )
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a buffer onto another."""
-        target.copy_(source)
+    def fetch(self, buffer: torch.Tensor, nbytes: int) -> npt.NDArray[np.int32]:
+        """Record a copy to the host; every recording uses the same memory there.
+
+        Raises:
+            UnrecordableError: it does not fit there.
+        """
+        first, self._fetched = self._fetched, self._fetched + -(-nbytes // 16) * 16
+        if self._fetched > _FETCHED:
+            raise UnrecordableError("more than is kept for copies to the host")
+        target = self._on_host[first : first + nbytes]
+        self._check(driver.cuMemcpyDtoHAsync(target.data_ptr(), buffer.data_ptr(), nbytes, self._stream()))
+        return target.numpy().view(np.int32)
+
+    def wait(self) -> None:
+        """Wait for the stream."""
+        self._check(driver.cuStreamSynchronize(self._stream()))
 
     def zeros(self, nbytes: int) -> torch.Tensor:
         """Return zeroed memory."""
@@ -124,41 +146,34 @@ class CudaDevice:
         places = [first + 8 * i for i in range(count)]
         parameters = (ctypes.c_void_p * (count + 1))(*places, ctypes.addressof(constants))
         groups = -(-across // GROUP)
+        function, stream = self._function(launch.kernel), self._stream()
         # The driver copies the parameters before it returns.
-        self._check(
-            driver.cuLaunchKernel(
-                self._function(launch.kernel),
-                groups,
-                rows,
-                1,
-                GROUP,
-                1,
-                1,
-                0,
-                self._stream(),
-                ctypes.addressof(parameters),
-                0,
+        arguments = ctypes.addressof(parameters)
+        if self._starts_early and launch.kernel.startswith(_WAITING):
+            self._check(driver.cuLaunchKernelEx(_early(groups, rows, stream), function, arguments, 0))
+        else:
+            self._check(
+                driver.cuLaunchKernel(function, groups, rows, 1, GROUP, 1, 1, 0, stream, arguments, 0)
             )
-        )
 
-    def capture(self, call: Callable[[], GridTensor]) -> tuple[GridTensor, Callable[[], None]]:
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of `call` as a CUDA graph; see `replay.Capturing`."""
         graph = torch.cuda.CUDAGraph()
         current: Any = torch.cuda.current_stream()
         # A stream of its own: the current one may be the legacy stream, which can't be captured.
         self._aside.wait_stream(current)
-        self._is_capturing = True
+        self._is_capturing, self._fetched = True, 0
         try:
             with torch.cuda.stream(self._aside):
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    result = call()
+                    call()
                 finally:
                     graph.capture_end()
         finally:
             self._is_capturing = False
             current.wait_stream(self._aside)
-        return result, graph.replay
+        return graph.replay
 
     def _function(self, name: str) -> Any:
         found = self._functions.get(name)
@@ -179,6 +194,19 @@ class CudaDevice:
                 facts={"error": _error_name(result[0])},
                 remedy="Restart the worker; if it happens again, look at the driver's log (dmesg, Xid).",
             )
+
+
+def _early(groups: int, rows: int, stream: int) -> Any:
+    """A launch that may begin before the kernel in front of it has ended."""
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = groups, rows, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = GROUP, 1, 1
+    config.sharedMemBytes, config.hStream = 0, driver.CUstream(stream)
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 def _error_name(code: Any) -> str:

@@ -8,8 +8,11 @@ from mens_core.kernel_source import grid_source
 
 __all__ = ["cuda_source"]
 
+_OURS = ("packed.h", "step.h", "attend.h")
+"""In this order, behind the grid kernels."""
+
 
 def cuda_source() -> str:
     """Return the text that NVRTC gets."""
-    packed = resources.files("mens_torch_cuda").joinpath("kernels", "packed.h").read_text(encoding="utf-8")
-    return grid_source("cuda") + packed
+    folder = resources.files("mens_torch_cuda").joinpath("kernels")
+    return grid_source("cuda") + "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _OURS)

@@ -1,38 +1,33 @@
-"""The operators on a GPU: the grid kernels, and faster ones with the same bits where there are any."""
+"""The lane: its operators, and steps that are recorded once and replayed (replay.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from mens_core.grid_device import Buffer, Device, constants
 from mens_core.grid_flags import RowFlags
-from mens_core.grid_ops import GridKvCache, GridOps, GridRotaryTable, GridTensor
+from mens_core.grid_ops import GridKvCache, GridRotaryTable, GridTensor
 from mens_core.kernel_source import GROUP
-from mens_core.ops import AttentionSpec, Batch, Ints, ServedLayer, StoredTensor
-from mens_core.rotary_blocks import make_angles
-from mens_torch_cuda.packed import PackedMatrix, can_be_packed, linear_launch, packed
-from mens_torch_cuda.replay import (
-    MOST_ROWS,
-    Capturing,
-    Places,
-    Recording,
-    Recordings,
-    UnrecordableError,
-    padded_batch,
-)
+from mens_core.ops import AttentionSpec, Batch, Fault, Ints, ServedStep
+from mens_torch_cuda.launches import Launcher
+from mens_torch_cuda.nodes import Codes, Nodes, Pending, UnrecordableError
+from mens_torch_cuda.operators import CudaOperators
+from mens_torch_cuda.replay import MOST_ROWS, Capturing, Places, Recording, Recordings, padded_batch
+from mens_torch_cuda.rotary import RoomyRotaryTable
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["CudaOps"]
 
-_WIDEST_NORM = 64 * 128
-"""kWidest chunks of kernels/packed.h."""
-_WIDEST_HEAD = 256
-"""kWidestHead of kernels/packed.h."""
 _NARROW_BLOCK = 32
+_FLAGS_PER_ROW = 1024
+"""Operators of a step that flag rows: more than any model has."""
+_PART = 2048
+"""Logits that one group of vox_step_argmax looks at."""
 
 
 @dataclass(slots=True)
@@ -41,157 +36,199 @@ class _Recorded:
 
     batch: Batch
     places: Places
+    nodes: Nodes
     tables: dict[int, tuple[GridRotaryTable, tuple[Buffer, Buffer]]] = field(default_factory=dict)
+    vocabulary: int = 0
+    parts: dict[int, Buffer] = field(default_factory=dict)
+    counters: dict[int, Buffer] = field(default_factory=dict)
 
 
-class CudaOps(GridOps):
-    """Grid kernels on a GPU; rotary tables are made on the host by integers."""
+class CudaOps(CudaOperators):
+    """Grid kernels on a GPU; a shape of step that comes again is one CUDA graph."""
 
     def __init__(self, device: Device, *, facts: Mapping[str, Any]) -> None:
-        super().__init__(device, make_angles)
-        self._facts = dict(facts)
+        super().__init__(device, facts=facts)
         self._recordings = Recordings()
         self._recorded: _Recorded | None = None
         self._tables: list[GridRotaryTable] = []
-
-    def facts(self) -> dict[str, Any]:
-        """Device, compiler and kernels."""
-        return self._facts
+        self._chosen: tuple[Any, Ints] | None = None
+        """Logits of the last replay and the highest token of each row."""
 
     @property
     def recordings(self) -> int:
         """How many shapes of step are kept as CUDA graphs."""
         return len(self._recordings)
 
-    def load_matrix(self, stored: StoredTensor) -> Any:
-        """Copy a weight and pack it, where there is a packed layout."""
-        matrix = super().load_matrix(stored)
-        return packed(self._device, matrix) if can_be_packed(matrix) else matrix
+    # --- steps ---------------------------------------------------------------------------------
 
-    def embed(self, table: Any, token_ids: Ints, scale: float | None, *, name: str) -> GridTensor:
-        """Rows of `table`, dequantised, times `scale`."""
-        if not isinstance(table, PackedMatrix):
-            return super().embed(table, token_ids, scale, name=name)
-        self._check_ids(table.rows, token_ids, name)
-        return self._rows(
-            f"vox_embed_packed_{table.format}",
-            (*table.buffers, self._ints(token_ids)),
-            (len(token_ids), table.columns),
-            constants(table.padded, table.columns, 1.0 if scale is None else float(scale)),
-            name,
-        )
-
-    def _launch_linear(
-        self, activations: tuple[Buffer, ...], rows: int, weight: Any, name: str
-    ) -> GridTensor:
-        if not isinstance(weight, PackedMatrix):
-            return super()._launch_linear(activations, rows, weight, name)
-        kernel, args, threads = linear_launch(weight, rows)
-        out = GridTensor(self._device.empty(4 * rows * weight.rows), (rows, weight.rows))
-        buffers = (*activations, *weight.buffers, out.buffer, self._flags(name, rows))
-        self._run(kernel, buffers, args, threads)
-        return out
-
-    def head_norm(
-        self, x: GridTensor, weight: GridTensor, heads: int, eps: float, *, name: str
-    ) -> GridTensor:
-        """`rms_norm` of each head."""
-        (width,) = weight.shape
-        if width > _WIDEST_NORM or x.shape[1] != heads * width:
-            return super().head_norm(x, weight, heads, eps, name=name)
-        return self._rows(
-            "vox_norm_staged",
-            (x.buffer, weight.buffer),
-            x.shape,
-            constants(heads, width, float(eps)),
-            name,
-            across=heads * GROUP,
-        )
-
-    def attention(
-        self, q: GridTensor, cache: GridKvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
-    ) -> GridTensor:
-        """Causal attention over the KV blocks of each row's sequence."""
-        kernel = "vox_attention_staged" if spec.head_dim <= _WIDEST_HEAD else "vox_attention"
-        return self._attention(kernel, q, cache, layer, batch, spec, name)
-
-    def _quantised(self, x: GridTensor, block: int) -> tuple[Buffer, Buffer]:
-        rows, columns = x.shape
-        if block != _NARROW_BLOCK:
-            return super()._quantised(x, block)
-        codes, scales = self._device.empty(rows * columns), self._device.empty(4 * rows * columns // block)
-        self._run("vox_quantise_32_wide", (x.buffer, codes, scales), constants(columns), (columns, rows))
-        return codes, scales
-
-    # --- a step's layers at once -----------------------------------------------------------------
-
-    def run_layers(
-        self, x: GridTensor, layers: Sequence[ServedLayer], batch: Batch, cache: GridKvCache
-    ) -> GridTensor:
-        """The layers one after another; a shape of step that came before is replayed as a CUDA graph."""
-        rows = len(batch.positions)
-        if not hasattr(self._device, "capture") or not 0 < rows <= MOST_ROWS:
-            return self._run_each(x, layers, batch, cache)
+    def run_step(
+        self, step: ServedStep, batch: Batch, cache: GridKvCache
+    ) -> tuple[GridTensor | None, list[Fault]]:
+        """A whole step; one of a shape that came before is replayed."""
+        self._chosen = None
+        if not hasattr(self._device, "capture") or not 0 < len(batch.positions) <= MOST_ROWS:
+            return super().run_step(step, batch, cache)
         device = cast(Capturing, self._device)
         batch = padded_batch(batch)
-        key = (id(layers), x.shape, batch.block_tables.shape)
+        key = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
         if not self._recordings.is_worth_it(key):
-            return self._run_each(x, layers, batch, cache)
+            return super().run_step(step, batch, cache)
         recording = self._recordings.find(key)
         if recording is None or not recording.is_current(device, batch.positions, cache):
             try:
-                recording = self._record(device, x, layers, batch, cache)
+                recording = self._record(device, step, batch, cache)
             except (UnrecordableError, BackendError):
                 # What can't be recorded is run; what has no room then says so itself.
                 self._recordings.refuse(key)
-                return self._run_each(x, layers, batch, cache)
+                return super().run_step(step, batch, cache)
             self._recordings.keep(key, recording)
-        out = recording.run(device, x, batch)
-        self._watched.adopt(recording.flags)
-        return out
+        self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
+        self._uploaded.clear()
+        self._watched.take()  # of a step that was given up half-way
+        faults = recording.run(device, batch)
+        if recording.logits is not None and recording.highest is not None:
+            self._chosen = (recording.logits, recording.highest.copy())
+        return recording.logits, faults
 
-    def _run_each(
-        self, x: GridTensor, layers: Sequence[ServedLayer], batch: Batch, cache: GridKvCache
-    ) -> GridTensor:
-        out: GridTensor = super().run_layers(x, layers, batch, cache)
-        return out
-
-    def _record(
-        self,
-        device: Capturing,
-        x: GridTensor,
-        layers: Sequence[ServedLayer],
-        batch: Batch,
-        cache: GridKvCache,
-    ) -> Recording:
+    def _record(self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache) -> Recording:
         for table in self._tables:
             table.reach(device, batch.positions)
-        recorded = _Recorded(batch, Places.reserve(device, batch))
-        static = GridTensor(device.empty(4 * x.shape[0] * x.shape[1]), x.shape)
-        watched, self._watched = self._watched, RowFlags(device)
+        recorded = _Recorded(batch, Places.reserve(device, batch), Nodes(Launcher(device, self)))
+        watched = self._watched
+        rows = len(batch.positions)
+        self._watched = RowFlags(device, room=_FLAGS_PER_ROW * -(-rows // 4) * 4)
         self._recorded = recorded
+        made: list[Any] = []
         try:
-            out, start = device.capture(lambda: self._run_each(static, layers, batch, cache))
-            flags = self._watched
+            start = device.capture(lambda: made.append(self._whole(device, step, batch, cache)))
+            spans = self._watched
         finally:
             self._watched, self._recorded = watched, None
-        tables = tuple(recorded.tables.values())
-        return Recording(layers, cache, static, recorded.places, out, flags, tables, start)
+        logits, highest, flags, of_hidden = made[0]
+        return Recording(
+            step=step,
+            cache=cache,
+            places=recorded.places,
+            vocabulary=recorded.vocabulary,
+            logits=logits,
+            highest=highest,
+            flags=flags,
+            spans=spans,
+            of_hidden=of_hidden,
+            tables=tuple(recorded.tables.values()),
+            start=start,
+            kept=(recorded.parts, recorded.counters),
+        )
+
+    def _whole(self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache) -> Any:
+        if self._recorded is None:
+            raise AssertionError("nothing is being recorded")
+        hidden = step.hidden(self, batch, cache)
+        self._recorded.nodes.flush()
+        of_hidden = self._watched.calls
+        logits = highest = None
+        if len(batch.logit_rows):
+            # As many rows as there are: all of them, in their order.
+            are_all = len(batch.logit_rows) == len(batch.positions)
+            taken = hidden if are_all else self.take_rows(hidden, batch.logit_rows)
+            made = step.logits(self, taken, batch, cache)
+            logits = GridTensor(made.buffer, made.shape)
+            highest = device.fetch(self._highest(logits), 4 * logits.shape[0])
+        self._recorded.nodes.flush()
+        flags = tuple(device.fetch(buffer, 4 * end) for buffer, end in self._watched.parts())
+        return logits, highest, flags, of_hidden
+
+    def _highest(self, logits: GridTensor) -> Buffer:
+        """The highest token of each row, by many groups a row."""
+        rows, width = logits.shape
+        groups = -(-width // _PART)
+        out, parts = self._device.empty(4 * rows), self._device.empty(8 * rows * groups)
+        self._run(
+            "vox_step_argmax",
+            (logits.buffer, parts, self.counters(rows), out),
+            constants(width),
+            (groups * GROUP, rows),
+        )
+        return out
+
+    # --- what the launches of a recording need (launches.StepMemory) -----------------------------
+
+    def flags(self, name: str, rows: int) -> Buffer:
+        """Flags [rows] of one operator's call."""
+        return self._flags(name, rows)
+
+    def codes(self, x: Any) -> Codes:
+        """The rows as int8 codes in blocks of 32."""
+        if isinstance(x, Pending) and x.codes is not None:
+            return x.codes
+        return Codes(*self._quantised(x, _NARROW_BLOCK))
+
+    def places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
+        """Positions, sequence of each row, block tables."""
+        return self._places(batch)
+
+    def attention_parts(self, count: int) -> Buffer:
+        """Room for so many floats, the same in every layer."""
+        return self._shared("parts", count, self._device.empty)
+
+    def counters(self, count: int) -> Buffer:
+        """So many int32, zero between kernels."""
+        return self._shared("counters", count, self._device.zeros)
+
+    def _shared(self, kind: str, count: int, make: Callable[[int], Buffer]) -> Buffer:
+        if self._recorded is None:
+            return make(4 * count)
+        known: dict[int, Buffer] = getattr(self._recorded, kind)
+        if count not in known:
+            known[count] = make(4 * count)
+        return known[count]
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    def argmax(self, logits: GridTensor) -> Ints:
+        """Highest logit of each row, the lowest id on ties."""
+        if self._chosen is not None and self._chosen[0] is logits:
+            return self._chosen[1]
+        return super().argmax(logits)
+
+    def penalise(
+        self,
+        logits: GridTensor,
+        row: int,
+        token_ids: Ints,
+        *,
+        repetition: npt.NDArray[np.float32],
+        subtract: npt.NDArray[np.float32],
+    ) -> None:
+        """Change one row in place."""
+        self._chosen = None
+        super().penalise(logits, row, token_ids, repetition=repetition, subtract=subtract)
+
+    # --- operators while a step is recorded --------------------------------------------------------
 
     def rotary_table(
         self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None
     ) -> GridRotaryTable:
         """Return a table that grows by blocks of 128 positions as they are reached."""
-        table = super().rotary_table(frequencies, attention_factor)
+        if not hasattr(self._device, "capture"):
+            return super().rotary_table(frequencies, attention_factor)
+        device = cast(Capturing, self._device)
+        table = RoomyRotaryTable(device, self._make_angles, frequencies, attention_factor)
         self._tables.append(table)
         return table
 
     def _ints(self, array: npt.NDArray[Any]) -> Buffer:
         if self._recorded is None:
             return super()._ints(array)
-        if array is self._recorded.batch.positions:
-            return self._recorded.places.positions
-        raise UnrecordableError("indices that are not the batch's positions")
+        batch, places = self._recorded.batch, self._recorded.places
+        for known, place in (
+            (batch.positions, places.positions),
+            (batch.token_ids, places.token_ids),
+            (batch.logit_rows, places.logit_rows),
+        ):
+            if array is known:
+                return place
+        raise UnrecordableError("indices that are not the batch's")
 
     def _places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
         if self._recorded is None:
@@ -201,10 +238,96 @@ class CudaOps(GridOps):
             raise UnrecordableError("another batch")
         return places.positions, places.sequences, places.block_tables
 
-    def rope(
-        self, x: GridTensor, heads: int, table: GridRotaryTable, positions: Ints, *, name: str
-    ) -> GridTensor:
-        """Rotate each head's halves."""
+    def embed(self, table: Any, token_ids: Ints, scale: float | None, *, name: str) -> GridTensor:
+        """Rows of `table`, dequantised, times `scale`."""
         if self._recorded is not None:
-            self._recorded.tables[id(table)] = (table, table.reach(self._device, positions))
-        return super().rope(x, heads, table, positions, name=name)
+            self._recorded.vocabulary = table.rows
+        return super().embed(table, token_ids, scale, name=name)
+
+    def linear_many(self, x: Any, weights: Sequence[Any], *, names: Sequence[str]) -> list[Any]:
+        """`linear` with several weights."""
+        if self._recorded is None:
+            return super().linear_many(x, weights, names=names)
+        plain = super().linear_many
+        shapes = [(x.shape[0], weight.rows) for weight in weights]
+        noted = self._recorded.nodes.note(
+            "linear",
+            (x,),
+            shapes,
+            lambda: plain(x, weights, names=names),
+            weights=tuple(weights),
+            names=tuple(names),
+        )
+        return list(noted)
+
+    def head_norm(self, x: Any, weight: GridTensor, heads: int, eps: float, *, name: str) -> Any:
+        """`rms_norm` of each head."""
+        plain = super().head_norm
+        return self._noted(
+            "norm",
+            (x,),
+            lambda: plain(x, weight, heads, eps, name=name),
+            weight=weight,
+            heads=heads,
+            width=weight.shape[0],
+            eps=eps,
+            name=name,
+        )
+
+    def rope(self, x: Any, heads: int, table: GridRotaryTable, positions: Ints, *, name: str) -> Any:
+        """Rotate each head's halves."""
+        plain = super().rope
+        angles = None
+        if self._recorded is not None:
+            angles = table.reach(self._device, positions)
+            self._recorded.tables[id(table)] = (table, angles)
+        return self._noted(
+            "rope",
+            (x,),
+            lambda: plain(x, heads, table, positions, name=name),
+            table=table,
+            angles=angles,
+            name=name,
+        )
+
+    def kv_append(self, cache: GridKvCache, layer: int, k: Any, v: Any, batch: Batch) -> None:
+        """Store k and v at their rows' positions."""
+        plain = super().kv_append
+        if self._recorded is None:
+            plain(cache, layer, k, v, batch)
+            return
+
+        def run() -> Sequence[GridTensor]:
+            plain(cache, layer, k, v, batch)
+            return ()
+
+        said = {"cache": cache, "layer": layer, "batch": batch}
+        self._recorded.nodes.note("kv_append", (k, v), (), run, **said)
+
+    def attention(
+        self, q: Any, cache: GridKvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
+    ) -> Any:
+        """Causal attention over the KV blocks of each row's sequence."""
+        plain = super().attention
+        return self._noted(
+            "attention",
+            (q,),
+            lambda: plain(q, cache, layer, batch, spec, name=name),
+            cache=cache,
+            layer=layer,
+            batch=batch,
+            spec=spec,
+            name=name,
+        )
+
+    def _pair(self, kernel: str, a: Any, b: Any, name: str) -> Any:
+        plain = super()._pair
+        kind = kernel.removeprefix("vox_")
+        return self._noted(kind, (a, b), lambda: plain(kernel, a, b, name), name=name)
+
+    def _noted(self, kind: str, inputs: tuple[Any, ...], run: Callable[[], GridTensor], **said: Any) -> Any:
+        """Note a call whose output is like its first input; run it where nothing is recorded."""
+        if self._recorded is None:
+            return run()
+        (out,) = self._recorded.nodes.note(kind, inputs, (inputs[0].shape,), lambda: (run(),), **said)
+        return out

@@ -12,7 +12,9 @@ from mens_core.ops import Format
 __all__ = ["OUTPUTS", "PackedMatrix", "can_be_packed", "linear_launch", "packed"]
 
 OUTPUTS = 16
-"""Outputs of a group; padded to a multiple of it."""
+"""Outputs of a group of kernels/packed.h."""
+_PADDED = 64
+"""Rows are padded to a multiple of this: the outputs of the widest group."""
 _ROWS = 8
 _MOST_PIECES = 65535
 _COLUMNS: dict[str, int] = {"f16": 8, "bf16": 8, "q8_0": 32}
@@ -42,7 +44,7 @@ def can_be_packed(matrix: GridMatrix) -> bool:
 
 def packed(device: Device, matrix: GridMatrix) -> PackedMatrix:
     """Pack a matrix on the device; the source's memory is free when its last reference goes."""
-    padded = -(-matrix.rows // OUTPUTS) * OUTPUTS
+    padded = -(-matrix.rows // _PADDED) * _PADDED
     args = constants(matrix.rows, padded, matrix.columns)
     buffers: tuple[Buffer, ...]
     if matrix.block:
@@ -60,5 +62,5 @@ def linear_launch(weight: PackedMatrix, rows: int) -> tuple[str, bytes, tuple[in
     """Return kernel, constants and threads of x W^T for so many rows."""
     together = 1 if rows == 1 else _ROWS
     args = constants(weight.rows, weight.padded, weight.columns, rows)
-    threads = (weight.padded // OUTPUTS * GROUP, -(-rows // together))
+    threads = (-(-weight.rows // OUTPUTS) * GROUP, -(-rows // together))
     return f"vox_packed_{weight.format}_{together}", args, threads

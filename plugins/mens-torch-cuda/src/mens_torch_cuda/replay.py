@@ -1,14 +1,15 @@
-"""A decode step's layers as one CUDA graph: recorded once, replayed with other inputs.
+"""A decode step as one CUDA graph: recorded once, replayed with other inputs.
 
-The layers call the same kernels with the same weights in every step; rows, positions and KV blocks are read
-from memory. So the launches are captured over buffers that stay where they are, and a step copies its inputs
-there and starts the graph. The operators are the lane's own, in the same order: the same bits.
+A step calls the same kernels with the same weights every time; tokens, positions and KV blocks are read
+from memory. So the launches are captured over buffers that stay where they are. A step copies its inputs
+there, starts the graph and waits once, for the highest tokens and the flags of rows. The operators are the
+lane's own, in the same order: the same bits.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,9 +19,9 @@ import numpy.typing as npt
 from mens_core.grid_device import Buffer, Device
 from mens_core.grid_flags import RowFlags
 from mens_core.grid_ops import GridRotaryTable, GridTensor
-from mens_core.ops import Batch, Ints, KvCache, ServedLayer
+from mens_core.ops import Batch, Fault, Ints, KvCache, ServedStep, rows_of_batch
 
-__all__ = ["Capturing", "Places", "Recording", "Recordings", "UnrecordableError", "padded_batch"]
+__all__ = ["Capturing", "Places", "Recording", "Recordings", "padded_batch"]
 
 MOST_ROWS = 64
 """A step of more rows is mostly arithmetic, and no step is like another."""
@@ -30,23 +31,23 @@ _TABLE_STEP = 16
 _ALIGNED = 4
 
 
-class UnrecordableError(Exception):
-    """The layers ask for something whose place or value is another one in every step."""
-
-
 class Capturing(Device, Protocol):
     """A device that can record launches instead of making them."""
 
-    def capture(self, call: Callable[[], GridTensor]) -> tuple[GridTensor, Callable[[], None]]:
-        """Record what `call` launches and zeroes; return its result and what makes it happen.
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Record what `call` launches and zeroes; return what makes it happen.
 
         Raises:
             UnrecordableError: the call copies to or from the host.
         """
         ...
 
-    def copy(self, target: Buffer, source: Buffer) -> None:
-        """Copy a buffer onto another of the same size."""
+    def fetch(self, buffer: Buffer, nbytes: int) -> npt.NDArray[np.int32]:
+        """Record a copy to the host, into an array that holds it after a run and `wait`."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for all that was launched."""
         ...
 
     def write(self, target: Buffer, array: npt.NDArray[Any]) -> None:
@@ -61,43 +62,61 @@ class Places:
     positions: Buffer
     sequences: Buffer
     block_tables: Buffer
+    token_ids: Buffer
+    logit_rows: Buffer
     whole: Buffer
-    """All three, one behind the other."""
+    """All of them, one behind the other."""
 
     @classmethod
     def reserve(cls, device: Device, batch: Batch) -> Places:
         """Reserve room for batches of this one's shape."""
-        sizes = [_room(len(batch.positions))] * 2 + [_room(batch.block_tables.size)]
+        sizes = [_room(array.size) for array in _arrays(batch)]
         whole = device.empty(4 * sum(sizes))
-        starts = [0, sizes[0], sizes[0] + sizes[1]]
-        positions, sequences, tables = (
-            device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)
-        )
-        return cls(positions, sequences, tables, whole)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        parts = [device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)]
+        return cls(*parts, whole)
 
     def fill(self, device: Capturing, batch: Batch) -> None:
         """Copy a batch there."""
-        rows, tables = len(batch.positions), batch.block_tables
-        out = np.zeros(2 * _room(rows) + _room(tables.size), np.int32)
-        out[:rows] = batch.positions
-        out[_room(rows) : _room(rows) + rows] = np.repeat(np.arange(len(tables)), np.diff(batch.starts))
-        out[2 * _room(rows) : 2 * _room(rows) + tables.size] = tables.reshape(-1)
+        arrays = _arrays(batch)
+        out = np.zeros(sum(_room(array.size) for array in arrays), np.int32)
+        at = 0
+        for array in arrays:
+            out[at : at + array.size] = array.reshape(-1)
+            at += _room(array.size)
         device.write(self.whole, out)
+
+
+def _arrays(batch: Batch) -> tuple[Ints, ...]:
+    """In the order of the fields of `Places`."""
+    sequences = np.repeat(np.arange(len(batch.block_tables), dtype=np.int32), np.diff(batch.starts))
+    return batch.positions, sequences, batch.block_tables, batch.token_ids, batch.logit_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The layers of a model over one cache, for one shape of batch."""
+    """A model's step over one cache, for one shape of batch."""
 
-    layers: Sequence[ServedLayer]
+    step: ServedStep
     cache: KvCache
-    x: GridTensor
     places: Places
-    out: GridTensor
-    flags: RowFlags
+    vocabulary: int
+    """Token ids are below it."""
+    logits: GridTensor | None
+    """The result, until the next run."""
+    highest: npt.NDArray[np.int32] | None
+    """The token of each row's highest logit, after a run."""
+    flags: tuple[npt.NDArray[np.int32], ...]
+    """Flags of rows that were not finite, after a run; buffer by buffer."""
+    spans: RowFlags
+    """Whose flags they are."""
+    of_hidden: int
+    """So many operators came before rows were taken."""
     tables: tuple[tuple[GridRotaryTable, tuple[Buffer, Buffer]], ...]
     """Rotary tables, and where they were when this was recorded."""
     start: Callable[[], None]
+    kept: Any
+    """Memory that kernels use between them, held as long as this."""
 
     def is_current(self, device: Device, positions: Ints, cache: KvCache) -> bool:
         """Whether it reads this cache, and rotary tables that hold these positions where they were."""
@@ -105,12 +124,15 @@ class Recording:
             table.reach(device, positions) is place for table, place in self.tables
         )
 
-    def run(self, device: Capturing, x: GridTensor, batch: Batch) -> GridTensor:
-        """Run the layers on these rows; the result stays until the next run."""
-        device.copy(self.x.buffer, x.buffer)
+    def run(self, device: Capturing, batch: Batch) -> list[Fault]:
+        """Run the step on this batch, and wait for it; return faults by the batch's rows."""
         self.places.fill(device, batch)
         self.start()
-        return self.out
+        device.wait()
+        if not any(flags.any() for flags in self.flags):
+            return []
+        hidden, head = self.spans.read(self.flags, self.of_hidden)
+        return hidden + rows_of_batch(head, batch)
 
 
 class Recordings:

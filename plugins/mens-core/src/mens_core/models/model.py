@@ -70,6 +70,23 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """A model's step; each half is a pass of its own."""
+
+    head: Head
+    layers: tuple[_Served, ...]
+
+    def hidden(self, ops: Ops, batch: Batch, cache: KvCache) -> Tensor:
+        """The batch's tokens to [N, D]."""
+        embedded = self.head.embed(ForwardPass(ops, batch, cache))
+        return ops.run_layers(embedded, self.layers, batch, cache)
+
+    def logits(self, ops: Ops, hidden: Tensor, batch: Batch, cache: KvCache) -> Tensor:
+        """[L, D] to [L, V]."""
+        return self.head.logits(ForwardPass(ops, batch, cache), hidden)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A decoder. A step reads and writes the cache; nothing else changes."""
 
@@ -80,8 +97,12 @@ class Model:
     _served: tuple[_Served, ...] = field(init=False, repr=False)
     """The layers as `Ops.run_layers` takes them; always the same object, by which a lane knows them."""
 
+    _step: _Step = field(init=False, repr=False)
+    """All of it as `Ops.run_step` takes it; likewise."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_served", tuple(_Served(layer) for layer in self.layers))
+        object.__setattr__(self, "_step", _Step(self.head, self._served))
 
     def new_cache(self, blocks: int) -> KvCache:
         """Reserve `blocks` KV blocks of 128 positions for every layer."""
@@ -92,18 +113,7 @@ class Model:
 
     def forward(self, batch: Batch, cache: KvCache) -> StepResult:
         """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
-        self.ops.take_faults()  # of a step that was given up half-way: its rows are not these
-        run = ForwardPass(self.ops, batch, cache)
-        hidden = self.head.embed(run)
-        hidden = self.ops.run_layers(hidden, self._served, batch, cache)
-        faults = list(self.ops.take_faults())
-        logits = None
-        if len(batch.logit_rows):
-            logits = self.head.logits(run, self.ops.take_rows(hidden, batch.logit_rows))
-            # From here on a lane numbers the rows that were taken.
-            for fault in self.ops.take_faults():
-                rows = tuple(int(batch.logit_rows[row]) for row in fault.rows)
-                faults.append(Fault(fault.name, rows))
+        logits, faults = self.ops.run_step(self._step, batch, cache)
         return StepResult(logits, _first_per_row(faults))
 
     def adapted(self, loras: Mapping[str, Lora]) -> Model:

@@ -1,0 +1,402 @@
+// What lies between the first product and the last one of attention: heads normed, rotated and stored by one
+// kernel, and attention with a group for each KV block, its parts folded in their order by whichever group is
+// the last to finish.
+
+namespace vox {
+namespace VOX_ISA {
+
+struct PlaceArgs {  // group (query head, key head or value head, row)
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t value_stride;
+  int32_t blocks_per_sequence;
+  float eps;
+};
+
+struct AttendArgs {  // group (KV block of the row's, key/value head), row
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t value_stride;
+  int32_t blocks_per_sequence;
+  int32_t window;
+  int32_t codes_out;
+  float scale;
+  float softcap;
+};
+
+enum {
+  kHeadSums = kWidestHead / (int)kChunk,
+  kChannels = kWidestHead / kGroup,  // of a thread
+  kQueries1 = kWidestHead,
+  kQueries2 = 2 * kWidestHead,
+  kQueries4 = 4 * kWidestHead,
+  kWeights1 = kGroup,
+  kWeights2 = 2 * kGroup,
+  kWeights4 = 4 * kGroup,
+  kHighest1 = 16,
+  kHighest2 = 32,
+  kHighest4 = 64,
+};
+
+// How many arrived before; what they wrote is there for the last.
+CANON int32_t arrived(int32_t* counter) {
+#if defined(__CUDA_ARCH__)
+  __threadfence();
+  return atomicAdd(counter, 1);
+#else
+  return (*counter)++;
+#endif
+}
+CANON void see_all() {
+#if defined(__CUDA_ARCH__)
+  __threadfence();
+#endif
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+// Buffers: raw q, k, v; the norms' weights; the rotary table and its slots; where rows belong; the rotated q, the
+// cache; flags of q's norm, q's rotation, k's norm, k's rotation.
+VOX_KERNEL(vox_step_place)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(float, v, 2), VOX_IN(float, q_norm, 3),
+                           VOX_IN(float, k_norm, 4), VOX_IN(float, table, 5), VOX_IN(int32_t, slots, 6),
+                           VOX_IN(int32_t, positions, 7), VOX_IN(int32_t, sequences, 8),
+                           VOX_IN(int32_t, block_tables, 9), VOX_OUT(float, out, 10), VOX_OUT(float, keys, 11),
+                           VOX_OUT(uint32_t, values, 12), VOX_OUT(int32_t, q_norm_faults, 13),
+                           VOX_OUT(int32_t, q_rope_faults, 14), VOX_OUT(int32_t, k_norm_faults, 15),
+                           VOX_OUT(int32_t, k_rope_faults, 16), VOX_ARGS(PlaceArgs, 17)) {
+  VOX_SHARED float staged[kWidestHead];
+  VOX_SHARED float sums[kHeadSums];
+  let_next_start();
+  wait_for_inputs();
+  const int32_t width = args.head_dim, pairs = width / 2, position = positions[VOX_GROUP_Y], slot = position % (int32_t)kBlock;
+  const bool is_query = VOX_GROUP_X < args.heads, is_value = VOX_GROUP_X >= args.heads + args.kv_heads;
+  const int64_t head = is_query ? VOX_GROUP_X : is_value ? VOX_GROUP_X - args.heads - args.kv_heads : VOX_GROUP_X - args.heads;
+  const int64_t block = block_tables[(int64_t)sequences[VOX_GROUP_Y] * args.blocks_per_sequence + position / (int32_t)kBlock];
+  const int64_t cache = block * args.kv_heads + head;
+  const int64_t first = (VOX_GROUP_Y * (is_query ? args.heads : args.kv_heads) + head) * width;
+  if (is_value) {
+    for (int32_t c = VOX_LOCAL; c < width; c += kGroup)
+      values[(cache * kBlock + slot) * args.value_stride + c] = ((const uint32_t*)v)[first + c];
+    return;
+  }
+  const float* x = (is_query ? q : k) + first;
+  const float* weight = is_query ? q_norm : k_norm;
+  int32_t* norm_faults = is_query ? q_norm_faults : k_norm_faults;
+  int32_t* rope_faults = is_query ? q_rope_faults : k_rope_faults;
+  for (int32_t c = VOX_LOCAL; c < width; c += kGroup) staged[c] = x[c];
+  VOX_BARRIER();
+  const int32_t chunks = (width - 1) / (int32_t)kChunk + 1;
+  if (VOX_LOCAL < chunks) {
+    const int32_t end = (VOX_LOCAL + 1) * (int32_t)kChunk < width ? (VOX_LOCAL + 1) * (int32_t)kChunk : width;
+    float p = 0.0f;
+#pragma unroll 8
+    for (int32_t c = VOX_LOCAL * (int32_t)kChunk; c < end; ++c) p = SumOfSquares::step(staged[c], p);
+    sums[VOX_LOCAL] = p;
+  }
+  VOX_BARRIER();
+  float sum = 0.0f;
+  for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
+  const float inverse = norm_inverse(sum, (float)width, args.eps);
+  for (int32_t c = VOX_LOCAL; c < width; c += kGroup) {
+    const float y = is_finite(sum) ? normed(staged[c], inverse, weight[c]) : f_from(0x7FC00000);
+    staged[c] = y;
+    if (!is_finite(y)) norm_faults[VOX_GROUP_Y] = 1;
+  }
+  VOX_BARRIER();
+  const int64_t angles = ((int64_t)slots[position / (int32_t)kBlock] * kBlock + slot) * 2 * pairs;
+  for (int32_t i = VOX_LOCAL; i < pairs; i += kGroup) {
+    const Halves<float> y = rotated(staged[i], staged[i + pairs], table[angles + i], table[angles + pairs + i]);
+    if (!is_finite(y.first) || !is_finite(y.second)) rope_faults[VOX_GROUP_Y] = 1;
+    if (is_query) {
+      out[first + i] = y.first;
+      out[first + i + pairs] = y.second;
+    } else {
+      keys[(cache * width + i) * kBlock + slot] = y.first;
+      keys[(cache * width + i + pairs) * kBlock + slot] = y.second;
+    }
+  }
+}
+
+namespace vox {
+namespace VOX_ISA {
+
+struct Attend {
+  const float *q, *keys, *values;
+  const int32_t *positions, *sequences, *block_tables;
+  float* parts;       // [rows][heads][blocks][head_dim, m, l]
+  int32_t* counters;  // [rows][kv_heads], zero between kernels
+  float* out;
+  int8_t* codes;
+  float* scales;
+  int32_t* faults;
+  float *query, *weights, *highest;
+  int32_t* magnitudes;
+};
+
+// Divide, write, and make codes of one head's channels.
+CANON void attended(const Attend& at, const AttendArgs& args, int64_t head, const float* o, float l) {
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) {
+    const int32_t c = VOX_LOCAL + i * kGroup;
+    const int64_t to = (VOX_GROUP_Y * args.heads + head) * args.head_dim + c;
+    float y = 0.0f;
+    if (c < args.head_dim) {
+      y = f_div(o[i], l);
+      at.out[to] = y;
+      if (!is_finite(y)) at.faults[VOX_GROUP_Y] = 1;
+    }
+    if (args.codes_out == 0 || i * kGroup >= args.head_dim) continue;
+    VOX_BARRIER();
+    at.magnitudes[VOX_LOCAL] = f_bits(y) & 0x7FFFFFFF;
+    VOX_BARRIER();
+    if (c >= args.head_dim) continue;
+    int32_t amax = 0;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const int32_t magnitude = at.magnitudes[VOX_LOCAL / 32 * 32 + j];
+      amax = magnitude > amax ? magnitude : amax;
+    }
+    const float d = activation_scale(amax);
+    if (c % 32 == 0) at.scales[to / 32] = d;
+    at.codes[to] = has_codes(d) ? (int8_t)activation_code(y, activation_inverse(amax)) : (int8_t)0;
+  }
+}
+
+// G query heads that share a key/value head, over one KV block; then, in the last group, the fold.
+template <int G>
+CANON void attend(const Attend& at, const AttendArgs& args) {
+  let_next_start();
+  wait_for_inputs();
+  const int64_t kv_head = VOX_GROUP_X % args.kv_heads, index = VOX_GROUP_X / args.kv_heads, row = VOX_GROUP_Y;
+  const int32_t last = at.positions[row];
+  const int32_t low = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
+  const int32_t first_block = low / (int32_t)kBlock, b = first_block + (int32_t)index;
+  const int32_t count = last / (int32_t)kBlock - first_block + 1;
+  if (index >= count) return;
+  const int64_t head = kv_head * G, width = args.head_dim;
+  const int64_t table = (int64_t)at.sequences[row] * args.blocks_per_sequence;
+  const int32_t start = b * (int32_t)kBlock;
+  const int32_t begin = low > start ? low - start : 0;
+  const int32_t end = last - start < (int32_t)kBlock ? last - start + 1 : (int32_t)kBlock;
+  const int64_t cache = (int64_t)at.block_tables[table + b] * args.kv_heads + kv_head;
+  const bool is_inside = VOX_LOCAL >= begin && VOX_LOCAL < end;
+  for (int32_t c = VOX_LOCAL; c < G * width; c += kGroup) at.query[c] = at.q[(row * args.heads + head) * width + c];
+  VOX_BARRIER();
+  float s[G];
+#pragma unroll
+  for (int g = 0; g < G; ++g) s[g] = f_from((int32_t)0xFF800000u);
+  if (is_inside) {
+    const float* key = at.keys + cache * width * kBlock + VOX_LOCAL;
+    float y[G];
+    for (int32_t first = 0; first < width; first += (int32_t)kChunk) {
+      const int32_t stop = first + (int32_t)kChunk < width ? first + (int32_t)kChunk : (int32_t)width;
+      float p[G];
+#pragma unroll
+      for (int g = 0; g < G; ++g) p[g] = 0.0f;
+#pragma unroll 64
+      for (int32_t c = first; c < stop; ++c) {
+        const float k = key[(int64_t)c * kBlock];
+#pragma unroll
+        for (int g = 0; g < G; ++g) p[g] = f_fma(at.query[g * width + c], k, p[g]);
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) y[g] = chunk_folded(first == 0, first == 0 ? 0.0f : y[g], p[g]);
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      s[g] = f_mul(y[g], args.scale);
+      if (args.softcap != 0.0f) s[g] = f_softcap(s[g], args.softcap);
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < G; ++g) at.weights[g * kGroup + VOX_LOCAL] = s[g];
+  VOX_BARRIER();
+  if (VOX_LOCAL < 16 * G) {
+    const float* of = at.weights + VOX_LOCAL / 16 * kGroup + VOX_LOCAL % 16;
+    float most = of[0];
+#pragma unroll
+    for (int j = 1; j < kGroup / 16; ++j) most = f_max(most, of[16 * j]);
+    at.highest[VOX_LOCAL] = most;
+  }
+  VOX_BARRIER();
+  float m[G], l[G], o[G][kChannels];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    m[g] = at.highest[16 * g];
+#pragma unroll
+    for (int j = 1; j < 16; ++j) m[g] = f_max(m[g], at.highest[16 * g + j]);
+    m[g] = f_add(m[g], 0.0f);  // -0 counts as +0
+    if (is_inside) at.weights[g * kGroup + VOX_LOCAL] = f_exp(f_sub(s[g], m[g]));
+  }
+  VOX_BARRIER();
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) {
+    const int32_t c = VOX_LOCAL + i * kGroup;
+    if (i > 0 && c >= width) continue;
+    // A thread beyond the head sums the weights too, and reads a channel that is there.
+    const float* value = at.values + cache * kBlock * args.value_stride + (c < width ? c : 0);
+    float sum[G], total[G];
+#pragma unroll
+    for (int g = 0; g < G; ++g) sum[g] = total[g] = 0.0f;
+#pragma unroll 32
+    for (int32_t j = begin; j < end; ++j) {
+      const float x = value[(int64_t)j * args.value_stride];
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        const float w = at.weights[g * kGroup + j];
+        sum[g] = PlainSum::step(w, sum[g]);
+        total[g] = f_fma(w, x, total[g]);
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      if (i == 0) l[g] = sum[g];
+      o[g][i] = total[g];
+    }
+  }
+  if (count == 1) {
+#pragma unroll
+    for (int g = 0; g < G; ++g) attended(at, args, head + g, o[g], l[g]);
+    return;
+  }
+  const int64_t part = width + 2;
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    float* mine = at.parts + ((row * args.heads + head + g) * args.blocks_per_sequence + index) * part;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i)
+      if (VOX_LOCAL + i * kGroup < width) mine[VOX_LOCAL + i * kGroup] = o[g][i];
+    if (VOX_LOCAL == 0) {
+      mine[width] = m[g];
+      mine[width + 1] = l[g];
+    }
+  }
+  see_all();
+  VOX_BARRIER();
+  if (VOX_LOCAL == 0) at.magnitudes[0] = arrived(at.counters + row * args.kv_heads + kv_head);
+  VOX_BARRIER();
+  if (at.magnitudes[0] != count - 1) return;
+  if (VOX_LOCAL == 0) at.counters[row * args.kv_heads + kv_head] = 0;
+  see_all();
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    const float* all = at.parts + (row * args.heads + head + g) * args.blocks_per_sequence * part;
+    for (int32_t k = 0; k < count; ++k) {
+      const volatile float* other = all + k * part;
+      const float m_block = other[width], l_block = other[width + 1];
+      const bool is_first = k == 0;
+      const Shares shares = shares_of(is_first ? m_block : m[g], m_block);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) {
+        const int32_t c = VOX_LOCAL + i * kGroup;
+        if (c >= width) continue;
+        const float o_block = other[c];
+        o[g][i] = is_first ? o_block : block_folded(o[g][i], shares.old_share, o_block, shares.new_share);
+      }
+      l[g] = is_first ? l_block : block_folded(l[g], shares.old_share, l_block, shares.new_share);
+      m[g] = shares.m;
+    }
+    attended(at, args, head + g, o[g], l[g]);
+  }
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+#define VOX_STEP_ATTEND(G)                                                                                           \
+  VOX_KERNEL(vox_step_attend_##G)(VOX_IN(float, q, 0), VOX_IN(float, keys, 1), VOX_IN(float, values, 2),             \
+                                  VOX_IN(int32_t, positions, 3), VOX_IN(int32_t, sequences, 4),                      \
+                                  VOX_IN(int32_t, block_tables, 5), VOX_OUT(float, parts, 6),                        \
+                                  VOX_OUT(int32_t, counters, 7), VOX_OUT(float, out, 8), VOX_OUT(int8_t, codes, 9),  \
+                                  VOX_OUT(float, scales, 10), VOX_OUT(int32_t, faults, 11), VOX_ARGS(AttendArgs, 12)) { \
+    VOX_SHARED float query[kQueries##G];                                                                             \
+    VOX_SHARED float weights[kWeights##G];                                                                           \
+    VOX_SHARED float highest[kHighest##G];                                                                           \
+    VOX_SHARED int32_t magnitudes[kGroup];                                                                           \
+    const Attend at = {q, keys, values, positions, sequences, block_tables, parts, counters, out, codes, scales,     \
+                       faults, query, weights, highest, magnitudes};                                                 \
+    attend<G>(at, args);                                                                                             \
+  }
+VOX_STEP_ATTEND(1)
+VOX_STEP_ATTEND(2)
+VOX_STEP_ATTEND(4)
+#undef VOX_STEP_ATTEND
+
+// --- the highest logit -------------------------------------------------------------------------------------------
+
+namespace vox {
+namespace VOX_ISA {
+
+enum { kArgmaxPart = 2048 };  // logits of a group
+
+// The greater of two, the lower id where they are equal, in thread 0; -0 equals +0.
+CANON void group_highest(float* most, int32_t* ids, float best, int32_t id) {
+  most[VOX_LOCAL] = best;
+  ids[VOX_LOCAL] = id;
+  for (int half = kGroup / 2; half > 0; half /= 2) {
+    VOX_BARRIER();
+    if (VOX_LOCAL >= half) continue;
+    const float other = most[VOX_LOCAL + half];
+    const int32_t other_id = ids[VOX_LOCAL + half];
+    if (most[VOX_LOCAL] < other || (most[VOX_LOCAL] == other && other_id < ids[VOX_LOCAL])) {
+      most[VOX_LOCAL] = other;
+      ids[VOX_LOCAL] = other_id;
+    }
+  }
+  VOX_BARRIER();
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+// vox_argmax with many groups a row: parts [rows][groups] of (value, id); counters [rows], zero between kernels.
+VOX_KERNEL(vox_step_argmax)(VOX_IN(float, x, 0), VOX_OUT(float, parts, 1), VOX_OUT(int32_t, counters, 2),
+                            VOX_OUT(int32_t, out, 3), VOX_ARGS(RowArgs, 4)) {
+  VOX_SHARED float most[kGroup];
+  VOX_SHARED int32_t ids[kGroup];
+  VOX_SHARED int32_t before[kSlices];
+  let_next_start();
+  wait_for_inputs();
+  const int64_t row = VOX_GROUP_Y, groups = (args.width + kArgmaxPart - 1) / kArgmaxPart;
+  const int32_t first = (int32_t)VOX_GROUP_X * kArgmaxPart;
+  const int32_t end = first + kArgmaxPart < args.width ? first + kArgmaxPart : args.width;
+  const float* logits = x + row * args.width;
+  float best = logits[first];
+  int32_t id = first;
+#pragma unroll 4
+  for (int32_t i = first + VOX_LOCAL; i < end; i += kGroup) {
+    const float y = logits[i];
+    if (best < y) {
+      best = y;
+      id = i;
+    }
+  }
+  group_highest(most, ids, best, id);
+  if (VOX_LOCAL == 0) {
+    parts[2 * (row * groups + VOX_GROUP_X)] = most[0];
+    ((int32_t*)parts)[2 * (row * groups + VOX_GROUP_X) + 1] = ids[0];
+    before[0] = arrived(counters + row);
+  }
+  VOX_BARRIER();
+  if (before[0] != groups - 1) return;
+  see_all();
+  const volatile float* values = parts + 2 * row * groups;
+  const volatile int32_t* places = (const volatile int32_t*)values;
+  best = values[0];
+  id = places[1];
+  for (int64_t g = VOX_LOCAL; g < groups; g += kGroup) {
+    const float y = values[2 * g];
+    if (best < y) {
+      best = y;
+      id = places[2 * g + 1];
+    }
+  }
+  VOX_BARRIER();
+  group_highest(most, ids, best, id);
+  if (VOX_LOCAL != 0) return;
+  counters[row] = 0;
+  out[row] = ids[0];
+}

@@ -1,0 +1,415 @@
+// Linear layers of one row, with what stands before and behind them: a norm (and int8 codes) of the input in
+// front, a residual or a gate at the end. Every value is made by the operators' own sequence; what is saved is
+// launches and memory. Each kernel starts while the one before it ends (`wait_for_inputs`), and has its first
+// weights on their way by then: weights are no one's output.
+
+namespace vox {
+namespace VOX_ISA {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Until here, nothing that an earlier kernel writes may be read, and nothing written.
+CANON void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+CANON void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+CANON void wait_for_inputs() {}
+CANON void let_next_start() {}
+#endif
+
+// Weights are read once: they need no place in the first cache. Volatile, so that it stays before a barrier.
+CANON Piece streamed(const Piece* from) {
+#if defined(__CUDA_ARCH__)
+  Piece to;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[2]), "=r"(to.words[3])
+               : "l"(from));
+  return to;
+#else
+  return *from;
+#endif
+}
+
+enum {
+  kNormChunks = 48,              // of a row that it norms
+  kNormStaged = kNormChunks * kStride,
+  kNormCodeQuads = kNormChunks * (int)kChunk / 16,
+  kNormBlocks = kNormChunks * 4,
+  kRowPartials = 4096,           // at most so many partial sums of a group, [chunks][outputs]
+  kNormPartials = 2 * kNormChunks * 32,
+  kTwoGroups = 2 * kGroup,
+  kStore = 0,
+  kAddResidual = 1,
+  kSiluGate = 2,
+  kGeluGate = 3,
+};
+
+struct StepArgs {  // group (outputs of one of three weights, row); a gate: of both weights
+  int32_t outputs0, outputs1, outputs2;
+  int32_t padded0, padded1, padded2;
+  int32_t columns;
+  int32_t mode;
+  int32_t codes_out;  // whether a gate's outputs are wanted as int8 codes too
+  float eps;
+};
+
+// 16-bit weights: a chunk of one output is 16 pieces.
+template <class H>
+struct StepHalves {
+  enum { pieces = 16 };
+  struct Loaded {
+    Piece pieces[16];
+  };
+  struct Weights {
+    const Piece *w0, *w1, *w2;
+  };
+  struct Input {
+    const float* x;
+  };
+  CANON void load(Loaded& to, const Weights& in, int which, int64_t padded, int64_t n, int32_t chunk, int32_t columns) {
+    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + (int64_t)chunk * pieces * padded + n;
+    const int32_t left = columns - chunk * (int32_t)kChunk;
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (8 * i < left) to.pieces[i] = streamed(w + (int64_t)i * padded);
+  }
+  // `x`: the chunk's terms.
+  template <class X>
+  CANON float dot(const Loaded& w, X x, int32_t left) {
+    float p = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (8 * i < left) p = HalvesOf<H>::eight(w.pieces[i], x + 8 * i, p);
+    return p;
+  }
+};
+
+// Q8_0: a chunk of one output is four blocks, each two pieces and a scale.
+struct StepCodes {
+  struct Loaded {
+    Piece pieces[8];
+    uint16_t scales[4];
+  };
+  struct Weights {
+    const Piece *w0, *w1, *w2;
+    const uint16_t *d0, *d1, *d2;
+  };
+  CANON void load(Loaded& to, const Weights& in, int which, int64_t padded, int64_t n, int32_t chunk, int32_t columns) {
+    const int32_t left = columns / 32 - 4 * chunk;
+    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + (int64_t)chunk * 8 * padded + n;
+    const uint16_t* d = (which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2) + (int64_t)chunk * 4 * padded + n;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      if (b >= left) continue;
+      to.pieces[2 * b] = streamed(w + (int64_t)(2 * b) * padded);
+      to.pieces[2 * b + 1] = streamed(w + (int64_t)(2 * b + 1) * padded);
+      to.scales[b] = d[(int64_t)b * padded];
+    }
+  }
+  // `codes`, `scales`: of the chunk's four blocks.
+  template <class C, class S>
+  CANON float dot(const Loaded& w, C codes, S scales, int32_t left) {
+    float p = 0.0f;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      if (b >= left) continue;
+      int32_t dot = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Piece a = *(const Piece*)(codes + 32 * b + 16 * half);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dot = dot4(w.pieces[2 * b + half].words[i], a.words[i], dot);
+      }
+      p = block_chained(p, f16_widened(w.scales[b]), scales[b], dot);
+    }
+    return p;
+  }
+};
+
+// The normed row, chunk by chunk in kStride floats. Ends with a barrier.
+CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, float* staged, float* sums,
+                       int32_t* faults, int64_t row, bool watches) {
+  const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
+  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4)
+    *(Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk) = *(const Quad*)(x + i);
+  VOX_BARRIER();
+  if (VOX_LOCAL < chunks) {
+    const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk, terms = left < (int32_t)kChunk ? left : (int32_t)kChunk;
+    float p = 0.0f;
+#pragma unroll 8
+    for (int32_t k = 0; k < terms; k += 4) {
+      const Quad q = *(const Quad*)(staged + VOX_LOCAL * kStride + k);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p = SumOfSquares::step(q.values[j], p);
+    }
+    sums[VOX_LOCAL] = p;
+  }
+  VOX_BARRIER();
+  float sum = 0.0f;
+  for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
+  const float inverse = norm_inverse(sum, (float)columns, eps);
+  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) {
+    Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
+    Quad q = *at;
+    const Quad w = *(const Quad*)(weight + i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      // An infinite sum makes every output zero, and would hide: the row is NaN instead.
+      q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
+      if (watches && !is_finite(q.values[j])) faults[row] = 1;
+    }
+    *at = q;
+  }
+  VOX_BARRIER();
+}
+
+// The int8 codes of a staged row: four threads a block of 32. Ends with a barrier.
+CANON void staged_codes(const float* staged, int32_t columns, int8_t* codes, float* scales, int32_t* magnitudes) {
+  for (int32_t base = 0, round = 0; base < columns; base += kGroup * 8, ++round) {
+    const int32_t i = base + VOX_LOCAL * 8;
+    int32_t* of_round = magnitudes + (round & 1) * kGroup;
+    Quad low = {{0.0f, 0.0f, 0.0f, 0.0f}}, high = low;
+    if (i < columns) {
+      const float* at = staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk;
+      low = *(const Quad*)at;
+      high = *(const Quad*)(at + 4);
+    }
+    int32_t amax = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int32_t magnitude = f_bits(j < 4 ? low.values[j & 3] : high.values[j & 3]) & 0x7FFFFFFF;
+      amax = magnitude > amax ? magnitude : amax;
+    }
+    of_round[VOX_LOCAL] = amax;
+    VOX_BARRIER();
+    if (i < columns) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int32_t magnitude = of_round[VOX_LOCAL / 4 * 4 + j];
+        amax = magnitude > amax ? magnitude : amax;
+      }
+      const float d = activation_scale(amax), inverse = has_codes(d) ? activation_inverse(amax) : 0.0f;
+      if (i % 32 == 0) scales[i / 32] = d;
+      uint32_t words[2] = {0, 0};
+      if (has_codes(d)) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float value = j < 4 ? low.values[j & 3] : high.values[j & 3];
+          words[j / 4] |= ((uint32_t)activation_code(value, inverse) & 255u) << 8 * (j & 3);
+        }
+      }
+      ((uint32_t*)(codes + i))[0] = words[0];
+      ((uint32_t*)(codes + i))[1] = words[1];
+    }
+  }
+  VOX_BARRIER();
+}
+
+// Which of the weights side by side a group works for, and which of its outputs come first.
+struct StepPlace {
+  int which;
+  int64_t group;
+};
+template <int T>
+CANON StepPlace step_place(const StepArgs& args) {
+  StepPlace at = {0, VOX_GROUP_X};
+  if (args.mode >= kSiluGate) return at;
+  const int64_t groups0 = (args.outputs0 + T - 1) / T, groups1 = (args.outputs1 + T - 1) / T;
+  if (at.group >= groups0) {
+    at = {1, at.group - groups0};
+    if (at.group >= groups1) at = {2, at.group - groups1};
+  }
+  return at;
+}
+
+struct StepOut {
+  const float* residual;
+  float *out0, *out1, *out2;
+  int8_t* codes;
+  float* scales;
+  int32_t *faults0, *faults1, *faults2;
+};
+
+// Fold what the slices made, and write. `partials` [chunks of all weights][T].
+template <int T>
+CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to, const float* partials, float* exchange) {
+  const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
+  const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1;
+  const int64_t n = at.group * T + lane, row = VOX_GROUP_Y;
+  const bool is_gate = args.mode >= kSiluGate;
+  VOX_BARRIER();
+  float total = 0.0f;
+  if (slice < (is_gate ? 2 : 1)) {
+    const float* mine = partials + slice * chunks * T + lane;
+#pragma unroll 8
+    for (int32_t c = 0; c < chunks; ++c) total = chunk_folded(c == 0, total, mine[c * T]);
+  }
+  if (!is_gate) {
+    const int32_t outputs = at.which == 0 ? args.outputs0 : at.which == 1 ? args.outputs1 : args.outputs2;
+    if (slice != 0 || n >= outputs) return;
+    float* out = at.which == 0 ? to.out0 : at.which == 1 ? to.out1 : to.out2;
+    int32_t* faults = at.which == 0 ? to.faults0 : at.which == 1 ? to.faults1 : to.faults2;
+    VOX_WATCH(total, row);
+    if (args.mode == kAddResidual) {
+      total = f_add(to.residual[row * outputs + n], total);
+      if (!is_finite(total)) to.faults1[row] = 1;
+    }
+    out[row * outputs + n] = total;
+    return;
+  }
+  const bool is_inside = n < args.outputs0;
+  if (slice < 2) {
+    if (is_inside && !is_finite(total)) (slice == 0 ? to.faults0 : to.faults1)[row] = 1;
+    exchange[VOX_LOCAL] = total;
+  }
+  VOX_BARRIER();
+  float y = 0.0f;
+  if (slice == 0 && is_inside) {
+    const float up = exchange[T + lane];
+    y = args.mode == kSiluGate ? silu_gated(total, up) : gelu_gated(total, up);
+    if (!is_finite(y)) to.faults2[row] = 1;
+    to.out0[row * args.outputs0 + n] = y;
+  }
+  if (args.codes_out == 0) return;
+  // T is 32: the group's outputs are one block.
+  int32_t* magnitudes = (int32_t*)exchange + 2 * T;
+  if (slice == 0) magnitudes[lane] = f_bits(y) & 0x7FFFFFFF;
+  VOX_BARRIER();
+  if (slice != 0 || !is_inside) return;
+  int32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < T; ++i) amax = magnitudes[i] > amax ? magnitudes[i] : amax;
+  const float d = activation_scale(amax);
+  if (lane == 0) to.scales[row * (args.outputs0 / 32) + at.group] = d;
+  to.codes[row * args.outputs0 + n] = has_codes(d) ? (int8_t)activation_code(y, activation_inverse(amax)) : (int8_t)0;
+}
+
+// Where a row's terms come from, for each kind of weight.
+struct RowOfFloats {
+  const float* x;
+  CANON void prepare(const RowOfFloats&, const StepArgs&) {}
+  template <class H>
+  CANON float dot(const RowOfFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
+    return StepHalves<H>::dot(w, in.x + (int64_t)c * kChunk, columns - c * (int32_t)kChunk);
+  }
+};
+struct NormedFloats {
+  const float *x, *norm;
+  float *staged, *sums;
+  int32_t* faults;
+  CANON void prepare(const NormedFloats& in, const StepArgs& args) {
+    staged_norm(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
+  }
+  template <class H>
+  CANON float dot(const NormedFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
+    return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk);
+  }
+};
+struct RowOfCodes {
+  const int8_t* codes;
+  const float* scales;
+  CANON void prepare(const RowOfCodes&, const StepArgs&) {}
+  template <class H>
+  CANON float dot(const RowOfCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
+    return StepCodes::dot(w, in.codes + (int64_t)c * kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
+  }
+};
+struct NormedCodes {
+  NormedFloats row;
+  int8_t* codes;
+  float* scales;
+  int32_t* magnitudes;
+  CANON void prepare(const NormedCodes& in, const StepArgs& args) {
+    NormedFloats::prepare(in.row, args);
+    staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
+  }
+  template <class H>
+  CANON float dot(const NormedCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
+    return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
+  }
+};
+
+template <class F>
+CANON void fetched(typename F::Loaded& to, const StepArgs& args, const typename F::Weights& weights, int which, int64_t n,
+                   int32_t chunk) {
+  const int32_t padded = which == 0 ? args.padded0 : which == 1 ? args.padded1 : args.padded2;
+  F::load(to, weights, which, padded, n, chunk, args.columns);
+}
+
+// Thread (slice, output) has every `slices`th chunk; a gate's chunks are those of both weights.
+template <class F, class H, int T, class In>
+CANON void step_linear(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
+                       float* partials, float* exchange) {
+  const int lane = VOX_LOCAL % T;
+  const StepPlace at = step_place<T>(args);
+  const int64_t n = at.group * T + lane;
+  const bool is_gate = args.mode >= kSiluGate;
+  const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
+  typename F::Loaded loaded;
+  int32_t v = VOX_LOCAL / T;
+  let_next_start();
+  if (v < all) fetched<F>(loaded, args, weights, is_gate ? v / chunks : at.which, n, v % chunks);
+  wait_for_inputs();
+  In::prepare(in, args);
+  while (v < all) {
+    partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns);
+    v += kGroup / T;
+    if (v < all) fetched<F>(loaded, args, weights, is_gate ? v / chunks : at.which, n, v % chunks);
+  }
+  step_end<T>(args, at, to, partials, exchange);
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+// Buffers of every step kernel. `side` is the norm's weight, or the scales of codes x; d0, d1, d2 are the scales
+// of quantised weights. What a kernel does not use may be any buffer.
+#define VOX_STEP_KERNEL(name, X)                                                                                        \
+  VOX_KERNEL(name)(VOX_IN(X, x, 0), VOX_IN(float, side, 1), VOX_IN(Piece, w0, 2), VOX_IN(Piece, w1, 3),                 \
+                   VOX_IN(Piece, w2, 4), VOX_IN(uint16_t, d0, 5), VOX_IN(uint16_t, d1, 6), VOX_IN(uint16_t, d2, 7),     \
+                   VOX_IN(float, residual, 8), VOX_OUT(float, out0, 9), VOX_OUT(float, out1, 10),                       \
+                   VOX_OUT(float, out2, 11), VOX_OUT(int8_t, out_codes, 12), VOX_OUT(float, out_scales, 13),            \
+                   VOX_OUT(int32_t, faults0, 14), VOX_OUT(int32_t, faults1, 15), VOX_OUT(int32_t, faults2, 16),         \
+                   VOX_OUT(int32_t, norm_faults, 17), VOX_ARGS(StepArgs, 18))
+#define VOX_STEP_SHARED(count)       \
+  VOX_SHARED float partials[count];  \
+  VOX_SHARED float exchange[kGroup]; \
+  const StepOut to = {residual, out0, out1, out2, out_codes, out_scales, faults0, faults1, faults2}
+#define VOX_STEP_NORM_SHARED                 \
+  VOX_STEP_SHARED(kNormPartials);            \
+  VOX_SHARED float staged[kNormStaged];      \
+  VOX_SHARED float sums[kNormChunks];        \
+  const int64_t first = VOX_GROUP_Y * args.columns; \
+  const NormedFloats row = {x + first, side, staged, sums, norm_faults}
+
+#define VOX_STEP_HALVES(suffix, H, rows_T, normed_T)                                                             \
+  VOX_STEP_KERNEL(vox_step_##suffix##_##rows_T, float) {                                                         \
+    VOX_STEP_SHARED(kRowPartials);                                                                               \
+    const RowOfFloats row = {x + VOX_GROUP_Y * args.columns};                                                    \
+    step_linear<StepHalves<H>, H, rows_T>(args, {w0, w1, w2}, row, to, partials, exchange);                      \
+  }                                                                                                              \
+  VOX_STEP_KERNEL(vox_step_normed_##suffix##_##normed_T, float) {                                                \
+    VOX_STEP_NORM_SHARED;                                                                                        \
+    step_linear<StepHalves<H>, H, normed_T>(args, {w0, w1, w2}, row, to, partials, exchange);                    \
+  }
+VOX_STEP_HALVES(f16, PackedF16, 8, 16)
+VOX_STEP_HALVES(f16, PackedF16, 16, 32)
+VOX_STEP_HALVES(bf16, PackedBf16, 8, 16)
+VOX_STEP_HALVES(bf16, PackedBf16, 16, 32)
+#undef VOX_STEP_HALVES
+
+#define VOX_STEP_CODES(rows_T, normed_T)                                                                         \
+  VOX_STEP_KERNEL(vox_step_q8_0_##rows_T, int8_t) {                                                              \
+    VOX_STEP_SHARED(kRowPartials);                                                                               \
+    const RowOfCodes row = {x + VOX_GROUP_Y * args.columns, side + VOX_GROUP_Y * (args.columns / 32)};           \
+    step_linear<StepCodes, StepCodes, rows_T>(args, {w0, w1, w2, d0, d1, d2}, row, to, partials, exchange);      \
+  }                                                                                                              \
+  VOX_STEP_KERNEL(vox_step_normed_q8_0_##normed_T, float) {                                                      \
+    VOX_STEP_NORM_SHARED;                                                                                        \
+    VOX_SHARED Quad codes[kNormCodeQuads];                                                                       \
+    VOX_SHARED float scales[kNormBlocks];                                                                        \
+    VOX_SHARED int32_t magnitudes[kTwoGroups];                                                                   \
+    const NormedCodes coded = {row, (int8_t*)(Quad*)codes, scales, magnitudes};                                  \
+    step_linear<StepCodes, StepCodes, normed_T>(args, {w0, w1, w2, d0, d1, d2}, coded, to, partials, exchange);  \
+  }
+VOX_STEP_CODES(8, 16)
+VOX_STEP_CODES(16, 32)
+#undef VOX_STEP_CODES

@@ -1,0 +1,197 @@
+"""Launches the joined kernels (kernels/step.h, kernels/attend.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mens_core.grid_device import Buffer, Device, Launch, constants
+from mens_core.kernel_source import GROUP
+from mens_core.ops import Batch
+from mens_torch_cuda.joined import Join, joins
+from mens_torch_cuda.nodes import Codes, Node, Pending
+from mens_torch_cuda.packed import PackedMatrix
+
+__all__ = ["Launcher", "StepMemory"]
+
+_MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
+_BLOCK = 32
+_ENOUGH = 264
+"""Groups that keep a large GPU busy: with fewer, each has fewer outputs."""
+
+
+class StepMemory(Protocol):
+    """What the launches need of the lane."""
+
+    def flags(self, name: str, rows: int) -> Buffer:
+        """Flags [rows] of one operator's call."""
+
+    def codes(self, x: Any) -> Codes:
+        """The rows as int8 codes in blocks of 32."""
+
+    def places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
+        """Positions, sequence of each row, block tables."""
+
+    def attention_parts(self, count: int) -> Buffer:
+        """Room for so many floats, the same in every layer."""
+
+    def counters(self, count: int) -> Buffer:
+        """So many int32, zero between kernels."""
+
+
+class Launcher:
+    """Takes noted calls; launches the joined ones as one kernel, the others each by itself."""
+
+    def __init__(self, device: Device, memory: StepMemory) -> None:
+        self._device = device
+        self._memory = memory
+
+    def __call__(self, nodes: list[Node]) -> None:
+        """Launch them; every output that someone reads has its memory then."""
+        wanted = {
+            id(node.inputs[0])
+            for node in nodes
+            if node.kind == "linear" and any(weight.block == _BLOCK for weight in node.said["weights"])
+        }
+        for join in joins(nodes):
+            if join.kind == "linear":
+                self._linear(join, wanted)
+            elif join.kind == "place":
+                self._place(join.nodes)
+            elif join.kind == "attend":
+                self._attend(join.nodes[0], wanted)
+            else:
+                join.nodes[0].launch()
+
+    def _empty(self, rows: int, columns: int) -> Buffer:
+        return self._device.empty(4 * rows * columns)
+
+    def _made(self, output: Pending) -> Buffer:
+        output.bind(self._empty(*output.shape))
+        return output.buffer
+
+    def _coded(self, output: Pending) -> Codes:
+        rows, columns = output.shape
+        output.codes = Codes(self._device.empty(rows * columns), self._empty(rows, columns // _BLOCK))
+        return output.codes
+
+    def _linear(self, join: Join, wanted: set[int]) -> None:
+        norm, end = join.norm, join.end
+        linear = join.nodes[norm is not None]
+        weights: Sequence[PackedMatrix] = linear.said["weights"]
+        first = weights[0]
+        x = norm.inputs[0] if norm is not None else linear.inputs[0]
+        none = x.buffer
+        """For what a kernel does not use."""
+        norm_flags, side, source = none, none, x.buffer
+        if norm is not None:
+            norm_flags, side = self._memory.flags(norm.said["name"], 1), norm.said["weight"].buffer
+        elif first.block:
+            codes = self._memory.codes(x)
+            source, side = codes.codes, codes.scales
+        flags = [self._memory.flags(name, 1) for name in linear.said["names"]]
+        out_codes, residual = Codes(none, none), none
+        if end is None:
+            outs = [self._made(output) for output in linear.outputs]
+        else:
+            flags.append(self._memory.flags(end.said["name"], 1))
+            outs = [self._made(end.outputs[0])]
+            if end.kind == "add":
+                residual = end.inputs[0].buffer
+            elif id(end.outputs[0]) in wanted and first.rows % _BLOCK == 0:
+                out_codes = self._coded(end.outputs[0])
+        is_coded = out_codes.codes is not none
+        across = self._across(weights, end, norm is not None, is_coded)
+        outputs = [weight.rows for weight in weights]
+        is_gate = end is not None and end.kind != "add"
+        groups = sum(-(-rows // across) for rows in (outputs[:1] if is_gate else outputs))
+        kernel = f"vox_step_{'normed_' if norm is not None else ''}{first.format}_{across}"
+        args = constants(
+            *_filled(outputs, 0),
+            *_filled([weight.padded for weight in weights], 0),
+            first.columns,
+            0 if end is None else _MODES[end.kind],
+            int(is_coded),
+            float(norm.said["eps"]) if norm is not None else 0.0,
+        )
+        buffers = (
+            source,
+            side,
+            *_filled([weight.buffers[0] for weight in weights], none),
+            *_filled([weight.buffers[1] for weight in weights] if first.block else [], none),
+            residual,
+            *_filled(outs, none),
+            out_codes.codes,
+            out_codes.scales,
+            *_filled(flags, none),
+            norm_flags,
+        )
+        self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, 1)))
+
+    @staticmethod
+    def _across(weights: Sequence[PackedMatrix], end: Node | None, is_normed: bool, is_coded: bool) -> int:
+        """Outputs of a group."""
+        if is_coded:
+            return 32  # a block
+        outputs = weights[0].rows if end is not None else sum(weight.rows for weight in weights)
+        narrow, wide = (16, 32) if is_normed else (8, 16)
+        return wide if outputs >= 2 * _ENOUGH * wide else narrow
+
+    def _place(self, nodes: Sequence[Node]) -> None:
+        q_norm, k_norm, q_rope, k_rope, append = nodes
+        q, k, v = q_norm.inputs[0], k_norm.inputs[0], append.inputs[1]
+        cache, layer, batch = append.said["cache"], append.said["layer"], append.said["batch"]
+        rows, heads = q.shape[0], q_norm.said["heads"]
+        flags = [self._memory.flags(node.said["name"], rows) for node in (q_norm, k_norm, q_rope, k_rope)]
+        buffers = (
+            *(q.buffer, k.buffer, v.buffer),
+            *(q_norm.said["weight"].buffer, k_norm.said["weight"].buffer),
+            *q_rope.said["angles"],
+            *self._memory.places(batch),
+            self._made(q_rope.outputs[0]),
+            *(cache.keys[layer], cache.values[layer]),
+            *(flags[0], flags[2], flags[1], flags[3]),
+        )
+        args = constants(
+            heads,
+            cache.kv_heads,
+            cache.head_dim,
+            cache.stride,
+            batch.block_tables.shape[1],
+            float(q_norm.said["eps"]),
+        )
+        groups = heads + 2 * cache.kv_heads
+        self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
+
+    def _attend(self, node: Node, wanted: set[int]) -> None:
+        q, spec, cache, batch = node.inputs[0], node.said["spec"], node.said["cache"], node.said["batch"]
+        layer, (out,) = node.said["layer"], node.outputs
+        rows, blocks = q.shape[0], batch.block_tables.shape[1]
+        is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
+        made = self._made(out)
+        codes = self._coded(out) if is_coded else Codes(q.buffer, q.buffer)
+        buffers = (
+            *(q.buffer, cache.keys[layer], cache.values[layer]),
+            *self._memory.places(batch),
+            self._memory.attention_parts(rows * spec.heads * blocks * (spec.head_dim + 2)),
+            self._memory.counters(rows * spec.kv_heads),
+            *(made, codes.codes, codes.scales),
+            self._memory.flags(node.said["name"], rows),
+        )
+        args = constants(
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            cache.stride,
+            blocks,
+            spec.window or 0,
+            int(is_coded),
+            float(spec.scale),
+            float(spec.softcap or 0.0),
+        )
+        kernel = f"vox_step_attend_{spec.heads // spec.kv_heads}"
+        self._device.launch(Launch(kernel, buffers, args, (blocks * spec.kv_heads * GROUP, rows)))
+
+
+def _filled(values: Sequence[Any], rest: Any) -> list[Any]:
+    return [*values, *[rest] * (3 - len(values))]
