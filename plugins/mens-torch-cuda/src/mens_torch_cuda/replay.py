@@ -74,7 +74,7 @@ class Places:
         whole = device.empty(4 * sum(sizes))
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         parts = [device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)]
-        return cls(*parts, whole)
+        return cls(*parts, whole=whole)
 
     def fill(self, device: Capturing, batch: Batch) -> None:
         """Copy a batch there."""
