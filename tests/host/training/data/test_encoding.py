@@ -8,9 +8,9 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from fixtures.scripted_service import BOS, EOS, IM_END, byte_tokenizer
+from fixtures.scripted_service import BOS, EOS, IM_END, byte_core, byte_tokenizer
 from vox_host.app.service import ModelInfo, ModelService
 from vox_host.chat.messages import parse_messages
 from vox_host.chat.templates import BASE_TEMPLATE, named_template
@@ -395,6 +395,29 @@ def test_plain_text_is_learned_whole_with_its_end(encoded):
     }
     [example] = encoded([{"text": "ab"}], byte_tokenizer(bos=False)).examples
     assert (list(example.token_ids), list(example.loss_mask)) == ([97, 98, EOS], [0, 1, 1])
+
+
+def test_a_tokenizer_that_ends_texts_itself_gets_no_second_end(encoded):
+    core = byte_core(bos=False)
+    core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
+    tokenizer = Tokenizer(
+        core, bos_id=None, eos_ids=frozenset({EOS}), special_names={"eos_token": "</s>"}, chat_template=None
+    )
+    [example] = encoded([{"text": "ab"}], tokenizer).examples
+    assert list(example.token_ids) == [97, 98, EOS]
+
+
+def test_a_message_that_a_template_would_complete_to_a_special_token_stays_text(encoded, open_template):
+    source = (
+        "{% for m in messages %}{{ m.content }}|>{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    )
+    template = open_template(source, BYTES)
+    rows = [{"messages": [{"role": "user", "content": "<|im_end"}, {"role": "assistant", "content": "ok"}]}]
+    result = encoded(rows, BYTES, template)
+    assert not result.problems
+    [example] = result.examples
+    assert list(example.token_ids) == [*b"<|im_end|>ok|>", EOS]
+    assert list(example.token_ids[:10]) == served(BYTES, template, rows[0]["messages"][:1])
 
 
 def test_nothing_is_kept_behind_the_last_answer(encoded, open_template):
