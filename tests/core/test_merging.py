@@ -18,11 +18,12 @@ from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
 from lanes.training import a_config, finish, random_adapter
 from mens_core.adapters import merging
 from mens_core.adapters.apply import make_loras
-from mens_core.adapters.merging import Merging, linear_shapes
+from mens_core.adapters.merging import Merging
 from mens_core.adapters.plan import plan_adapter
+from mens_core.adapters.served import linear_shapes
 from oracle import update_integers as integers
-from oracle.float64_forward import forward, settings_of
-from oracle.rounding import U
+from oracle.adapted_rounding import difference_bound
+from oracle.float64_forward import settings_of
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, read_json_object
 from vox_plugin_api.families import parse_config, plan_tensors
@@ -67,7 +68,7 @@ class Base:
         self.config = parse_config(read_json_object(path / "config.json"))
         self.tensors_plan = plan_tensors(self.config, stored_tensors(Checkpoint.open(path)), source=str(path))
         config = a_config(targets, rank=rank, alpha=alpha).adapter
-        self.plan = plan_adapter(config, linear_shapes(self.tensors_plan))
+        self.plan = plan_adapter(config, linear_shapes(self.config))
         self.adapter = random_adapter(self.plan.shapes, seed)
 
     def merge(self, ops, folder: Path, *, form="checkpoint", dtype=None):
@@ -354,54 +355,6 @@ def test_for_gguf_norms_are_float32_and_have_the_one_and_blocks_stay(tmp_path, k
 
 
 # --- near the adapter that was served ----------------------------------------------------------------
-
-
-def moved_logits(settings, tensors, head, ids, updates, seed, *, is_merged):
-    """Float64 logits of weights that are off by as much as float32 arithmetic can be (oracle/rounding.py).
-
-    Served: W by (K + 12) u, A by (K + 12) u, B by (r + 12) u, as the products with them are sums of K and r
-    terms. Merged: B A by (r + 3) u first, then the sum by u, and then all of W' by (K + 12) u.
-    """
-    rng = np.random.default_rng(seed)
-
-    def off(values, terms):
-        return values * (1 + rng.choice((-1, 1), values.shape) * terms * U)
-
-    moved = {}
-    for name, w in sorted(tensors.items()):
-        w = w.astype(np.float64)
-        columns = w.shape[-1]
-        if name in updates:
-            a, b, scale = updates[name]
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            rank = len(a)
-            if is_merged:
-                moved[name] = off(w + off(scale * b @ a, rank + 3), columns + 13)
-            else:
-                moved[name] = off(w, columns + 12) + scale * off(b, rank + 12) @ off(a, columns + 12)
-        else:
-            moved[name] = off(w, columns + 12)
-    return forward(settings, moved.__getitem__, lambda _: moved[head], ids)
-
-
-def difference_bound(settings, tensors, head, ids, updates):
-    """The exact logits, and how far served and merged ones may be from them."""
-    tensors = {name: values.astype(np.float64) for name, values in tensors.items()}
-    exact_tensors = {
-        name: w + updates[name][2] * updates[name][1].astype(np.float64) @ updates[name][0].astype(np.float64)
-        if name in updates
-        else w
-        for name, w in tensors.items()
-    }
-    exact = forward(settings, exact_tensors.__getitem__, lambda _: exact_tensors[head], ids)
-    worst = [
-        max(
-            float(np.abs(moved_logits(settings, tensors, head, ids, updates, s, is_merged=m) - exact).max())
-            for s in range(3)
-        )
-        for m in (False, True)
-    ]
-    return exact, 2 * worst[0], 2 * worst[1]
 
 
 def logits_of(model, ids):

@@ -26,7 +26,7 @@ from vox_plugin_api.checkpoint import Checkpoint
 from vox_plugin_api.families.model_config import ModelConfig
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD, PlannedTensor, TensorPlan
 
-__all__ = ["Dtype", "Form", "Merged", "Merging", "linear_shapes"]
+__all__ = ["Dtype", "Form", "Merged", "Merging"]
 
 Form = Literal["checkpoint", "hugging-face", "gguf"]
 """checkpoint: what isn't adapted is copied as it is. hugging-face: floats alone, norms as that library has
@@ -40,13 +40,6 @@ _PART_BYTES = 16 << 20
 """Of float32 rows in memory at once, beside the matrix itself."""
 
 
-def linear_shapes(plan: TensorPlan) -> dict[str, tuple[int, int]]:
-    """Return (rows, columns) of every linear layer by name, as `Model.linears` does, from headers alone."""
-    shapes = {name.removesuffix(".weight"): tensor.shape for name, tensor in plan.tensors.items()}
-    shapes.setdefault("lm_head", shapes.pop("embed_tokens"))
-    return {name: (shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == 2}
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What was written."""
@@ -56,7 +49,7 @@ class Merged:
     matrices: tuple[str, ...]
     """Linear layers that became others, in the order of the adapter's keys."""
     unchanged: tuple[str, ...]
-    """Adapted ones whose A or B is all zeros: copied like the rest."""
+    """Adapted ones whose A or B is all zeros, or all if the scale is: copied like the rest."""
     is_untied: bool
     """The output matrix is no longer the embedding: config.json must say so."""
     left_out: tuple[str, ...]
@@ -93,7 +86,9 @@ class Merging:
         self._form = form
         self._dtype = dtype
         names = [matrix.name for matrix in adapter.matrices]
-        self._changed = tuple(name for name in names if all(part.any() for part in self._parts_of(name)))
+        self._changed = tuple(
+            name for name in names if adapter.scale and all(part.any() for part in self._parts_of(name))
+        )
         self._unchanged = tuple(name for name in names if name not in self._changed)
 
     def write(self, folder: Path) -> Generator[None, None, Merged]:
