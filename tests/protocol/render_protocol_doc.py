@@ -16,6 +16,7 @@ from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.conformance_messages import ConformanceParams
 from vox_plugin_api.framing import MAX_BINARY_BYTES, MAX_JSON_BYTES
+from vox_plugin_api.merge_messages import MergeParams
 from vox_plugin_api.request_loop import HEARTBEAT_INTERVAL_S
 from vox_plugin_api.transcript import LOCAL_PARAMS
 
@@ -33,6 +34,7 @@ _METHODS = {
     "train_step": (t.TrainStepParams, "one `TrainStepResult`"),
     "train_evaluate": (t.TrainEvaluateParams, "one `TrainEvaluateResult` per example, in order"),
     "train_save": (t.TrainSaveParams, "one `TrainSaveResult`"),
+    "merge_adapter": (MergeParams, "one `MergeResult`"),
     "conformance": (
         ConformanceParams,
         "one `ConformanceResult`, with one binary frame per output where `with_bytes`",

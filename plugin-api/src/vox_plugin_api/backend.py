@@ -20,6 +20,7 @@ from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
     from vox_plugin_api import train_messages as t
+    from vox_plugin_api.merge_messages import MergeParams
 
 __all__ = ["Backend", "BackendError", "BackendInfo", "Reply", "Stream"]
 
@@ -103,6 +104,10 @@ class Backend(ABC):
     def train_save(self, params: t.TrainSaveParams) -> Stream:
         """Write a folder to resume from; yield one `TrainSaveResult` (capability "train")."""
         raise BackendError("not-supported", _NO_TRAINING)
+
+    def merge_adapter(self, params: MergeParams) -> Stream:
+        """Write a base's weights with an adapter in them; yield one `MergeResult` (capability "adapters")."""
+        raise BackendError("not-supported", "this backend has no capability 'adapters'")
 
     def unload(self, params: m.UnloadParams) -> Reply:
         """Forget the loaded model and free its memory."""

@@ -224,13 +224,17 @@ Method = Literal[
     "unload",
     "self_test",
     "conformance",
+<<<<<<< HEAD
     "train_plan",
+=======
+    "merge_adapter",
+>>>>>>> merge
     "train_begin",
     "train_step",
     "train_evaluate",
     "train_save",
 ]
-"""The messages of training are in `train_messages`."""
+"""The messages of training are in `train_messages`, those of merging in `merge_messages`."""
 
 
 class Request(Message):

@@ -243,7 +243,11 @@ def _parameters_of(method: m.Method) -> type[m.Message]:
     }
     if method in served:
         return served[method]
-    # Imported when training is asked for: a worker that serves starts without them.
+    # Imported when they are asked for: a worker that serves starts without them.
+    if method == "merge_adapter":
+        from vox_plugin_api.merge_messages import MergeParams
+
+        return MergeParams
     from vox_plugin_api import train_messages as t
 
     trained: dict[str, type[m.Message]] = {

@@ -101,7 +101,8 @@ async def open_model(
     catalogue = Catalogue(settings.models_dir)
     named = await asyncio.to_thread(find_named_model, catalogue, options.model, base=options.base)
     model = named.base
-    progress(f"model {model.name} ({model.architecture}, {byte_size(model.size_bytes)})")
+    merged = ", merged" if model.merged_from is not None else ""
+    progress(f"model {model.name} ({model.architecture}{merged}, {byte_size(model.size_bytes)})")
     await _verify(model, progress)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
     transcript = Transcript(options.record) if options.record is not None else None

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from vox_host.errors import IntegrityError, WorkerFailedError
 from vox_host.models.installed import InstalledModel
+from vox_host.models.model_manifest import MergedFrom
 from vox_host.resolution import Resolution
 from vox_host.runs.source import AdapterSource
 from vox_plugin_api import messages as m
 
-__all__ = ["AdapterInfo", "ModelInfo", "check_adapter", "model_info"]
+__all__ = ["AdapterInfo", "ModelInfo", "check_adapter", "merged_facts", "model_info"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,8 @@ class ModelInfo:
     created: int = 0
     adapter: AdapterInfo | None = None
     """None: the model as it is."""
+    merged_from: MergedFrom | None = None
+    """The base and the adapter that the model itself was merged of, if it was."""
     degraded: str | None = None
     """Why this is not the lane the machine could have; None where it is."""
     warnings: tuple[str, ...] = ()
@@ -71,6 +74,11 @@ class AdapterInfo:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def merged_facts(info: ModelInfo) -> dict[str, Any] | None:
+    """Return what is told of a model that was merged; None: it is as its publisher made it."""
+    return None if info.merged_from is None else {**info.merged_from.model_dump(), "applied": "merged"}
 
 
 def check_adapter(source: AdapterSource, loaded: m.LoadResult, plugin_id: str) -> None:
@@ -125,6 +133,7 @@ def model_info(
         name=model.name if adapter is None else adapter.name,
         adapter=None if adapter is None else _adapter_info(adapter, model, load),
         digest=model.digest,
+        merged_from=model.merged_from,
         plugin_id=chosen.plugin_id,
         plugin_version=chosen.version or "",
         lane=chosen.lane or "",

@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "merge": ("vox_host.cli.merge", "Fold an adapter into its base model, as a model of its own."),
+    "export": ("vox_host.cli.export", "Write an adapter, or the merged model, for other software."),
     "parity": ("vox_host.cli.parity", "Compare plugins, or ways of one, byte for byte."),
     "demo": ("vox_host.cli.demo", "The main job from end to end, on a small real model."),
 }

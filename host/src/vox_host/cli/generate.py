@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.app.compose import OpenModel
+from vox_host.app.model_info import merged_facts
 from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService
 from vox_host.cli.conversation import Conversation
 from vox_host.cli.model_options import Model, RunOptions, with_model
@@ -144,6 +145,7 @@ async def _collect(service: ModelService, params: m.GenerateParams, stops: list[
         "model": info.name,
         "model_digest": info.digest,
         "adapter": None if info.adapter is None else info.adapter.as_dict(),
+        "merged_from": merged_facts(info),
         "plugin": info.plugin_id,
         "plugin_version": info.plugin_version,
         "lane": info.lane,

@@ -128,7 +128,7 @@ def show(
         print_json(facts)
         return
     for key, value in facts.items():
-        if key == "source":
+        if key in ("source", "merged_from") and value is not None:
             value = ", ".join(f"{k} {v}" for k, v in value.items() if not isinstance(v, dict))
         if isinstance(value, list):
             value = ", ".join(value)
@@ -211,6 +211,7 @@ def _facts(entry: InstalledModel | BrokenModel) -> dict[str, Any]:
         "digest": entry.digest,
         "imported_at": entry.imported_at,
         "source": entry.source,
+        "merged_from": entry.merged_from.model_dump() if entry.merged_from is not None else None,
     }
 
 

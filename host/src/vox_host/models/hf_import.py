@@ -12,7 +12,7 @@ from typing import Any
 
 from vox_host.errors import ModelError
 from vox_host.models.family_check import check_family
-from vox_host.models.model_manifest import LICENSE_FOLDER, model_digest
+from vox_host.models.model_manifest import LICENSE_FOLDER, MERGED_FROM, model_digest, read_merged_from
 from vox_host.models.safetensors_write import Progress, copy_hashed
 from vox_host.models.source import Contents, License, as_model_error
 from vox_host.models.token_ids import check_token_ids
@@ -27,6 +27,7 @@ _OPTIONAL = (
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
+    MERGED_FROM,
     "quant-metadata.json",
     "special_tokens_map.json",
     "tokenizer_config.json",
@@ -63,6 +64,7 @@ class HuggingFaceSource:
         except CheckpointError as error:
             raise as_model_error(error) from None
         _check_tokenizer(path)
+        self.merged_from = read_merged_from(path)
         self.files = _files(path, checkpoint)
         self.default_name = re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).strip("-._") or "model"
         self.license = _license(path)
@@ -80,7 +82,7 @@ class HuggingFaceSource:
     def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
         """Copy the files into `target`."""
         self._digests = self._copy(target, progress)
-        return Contents(self.architecture, self._digests)
+        return Contents(self.architecture, self._digests, self.merged_from)
 
     def _copy(self, target: Path | None, progress: Progress) -> dict[str, str]:
         total = self.needed_bytes()

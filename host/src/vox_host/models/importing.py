@@ -252,6 +252,7 @@ def _write_manifest(
         architecture=contents.architecture,
         license=LicenseRecord(id=source.license.id, terms=source.license.terms, accepted=True),
         source=identity,
+        merged_from=contents.merged_from,
         imported_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={
             file: FileRecord(sha256=digest, size_bytes=(model / file).stat().st_size)

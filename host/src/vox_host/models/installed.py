@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vox_host.errors import IntegrityError, ModelError, VoxError
-from vox_host.models.model_manifest import MODEL_MANIFEST, ModelManifest, read_manifest
+from vox_host.models.model_manifest import MODEL_MANIFEST, MergedFrom, ModelManifest, read_manifest
 from vox_host.stat_cache import StatCache
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import parse_config
@@ -38,6 +38,8 @@ class InstalledModel:
     imported_at: str
     source: dict[str, Any]
     """Where it came from: kind, file, sha256."""
+    merged_from: MergedFrom | None = None
+    """The base and the adapter that it was merged of, if it was."""
     state: Literal["ok", "changed", "unchecked"]
     """ok: no file was touched since its last check; changed: some were; unchecked: no check is on record."""
     touched: tuple[str, ...]
@@ -91,6 +93,7 @@ def read_entry(path: Path) -> InstalledModel | BrokenModel:
         license_terms=manifest.license.terms,
         imported_at=manifest.imported_at,
         source=manifest.source,
+        merged_from=manifest.merged_from,
         state=state,
         touched=touched,
     )

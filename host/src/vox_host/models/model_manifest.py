@@ -15,16 +15,22 @@ from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 
 __all__ = [
     "LICENSE_FOLDER",
+    "MERGED_FROM",
     "MODEL_MANIFEST",
     "FileRecord",
     "LicenseRecord",
+    "MergedFrom",
     "ModelManifest",
     "manifest_text",
     "model_digest",
     "read_manifest",
+    "read_merged_from",
 ]
 
 MODEL_MANIFEST = "model-manifest.json"
+
+MERGED_FROM = "merged-from.json"
+"""In a model that an adapter was merged into: of what it was made. It is one of the model's files."""
 
 LICENSE_FOLDER = "license/"
 """Where a model directory keeps the terms that came with it."""
@@ -52,6 +58,14 @@ class LicenseRecord(_Strict):
     accepted: bool
 
 
+class MergedFrom(_Strict):
+    """The base and the adapter that a merged model was made of."""
+
+    base_digest: str = Field(pattern=_HEX)
+    adapter_digest: str = Field(pattern=_HEX)
+    """Of the adapter's tensors (docs/numerics.md)."""
+
+
 class ModelManifest(_Strict):
     """The content of model-manifest.json."""
 
@@ -62,6 +76,8 @@ class ModelManifest(_Strict):
     architecture: str
     license: LicenseRecord
     source: dict[str, Any]
+    merged_from: MergedFrom | None = None
+    """None: it is as its publisher made it."""
     imported_at: str
     """UTC, ISO 8601."""
     files: dict[str, FileRecord]
@@ -109,6 +125,29 @@ def read_manifest(path: Path) -> ModelManifest:
     return manifest
 
 
+def read_merged_from(path: Path) -> MergedFrom | None:
+    """Read merged-from.json of the folder `path`; None: it has none.
+
+    Raises:
+        ModelError: `merged-from`: it isn't what a merge writes.
+    """
+    file = path / MERGED_FROM
+    if not file.exists():
+        return None
+    try:
+        return MergedFrom.model_validate(read_json_object(file, code="merged-from"))
+    except CheckpointError as error:
+        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ModelError(
+            "merged-from",
+            f"{file} is not what a merge writes: {problems}",
+            facts=[("expected", "base_digest and adapter_digest, 64 hex digits each")],
+            remedy="Merge again, or delete the file: the model is then taken as it stands.",
+        ) from None
+
+
 def manifest_text(manifest: ModelManifest) -> str:
     """Return the manifest as it is written, its own digest included."""
     return _text(manifest.model_copy(update={"manifest_digest": _own_digest(manifest)}))
@@ -120,7 +159,11 @@ def _own_digest(manifest: ModelManifest) -> str:
 
 
 def _text(manifest: ModelManifest) -> str:
-    return json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    fields = manifest.model_dump(mode="json")
+    # Manifests from before there were merged models lack the word, and their digest is over their text.
+    if fields["merged_from"] is None:
+        del fields["merged_from"]
+    return json.dumps(fields, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def _compare(path: Path, problem: str, expected: str | None, found: str) -> None:

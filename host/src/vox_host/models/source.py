@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vox_host.errors import ModelError
+from vox_host.models.model_manifest import MergedFrom
 from vox_host.models.safetensors_write import Progress
 from vox_plugin_api.checkpoint import CheckpointError
 
@@ -30,6 +31,8 @@ class Contents:
     architecture: str
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 by file name."""
+    merged_from: MergedFrom | None = None
+    """What the model was merged of, if it was."""
 
 
 class Source(Protocol):

@@ -17,6 +17,8 @@ from vox_host.runs.layout import (
     RUN_JSON,
 )
 from vox_host.runs.manifest import MANIFEST_KIND, AdapterManifest, parse_manifest
+from vox_host.runs.older_layout import read_older_folder
+from vox_host.runs.peft_folder import read_peft_folder
 from vox_host.runs.source import AdapterSource
 from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.strict_json import CheckpointError, parse_json_object
@@ -26,7 +28,7 @@ __all__ = ["READERS", "is_adapter_folder", "open_adapter", "read_verified"]
 Reader = Callable[[Path], AdapterSource | None]
 """Reads a folder of a layout that is not ours; None: it isn't of that layout."""
 
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (read_older_folder, read_peft_folder)
 
 _TRIES = 20
 """How often a run is read again that someone publishes to meanwhile; a publish takes longer than a read."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from vox_host.app.model_info import ModelInfo
+from vox_host.app.model_info import ModelInfo, merged_facts
 from vox_host.server.api_error import ApiError, without_folders
 from vox_host.server.exchange import EXCHANGE, json_response
 
@@ -102,6 +102,7 @@ def _model(request: web.Request) -> dict[str, Any]:
         "vox": {
             "digest": info.digest,
             "adapter": adapter_facts(info),
+            "merged_from": merged_facts(info),
             "architecture": info.architecture,
             "parameters": info.parameters,
             "vocab_size": info.vocab_size,

@@ -26,6 +26,7 @@ from vox_plugin_api.conformance_messages import ConformanceParams
 if TYPE_CHECKING:  # a worker that serves never loads them
     from mens_core.training import TrainingRun
     from vox_plugin_api import train_messages as t
+    from vox_plugin_api.merge_messages import MergeParams
 
 __all__ = ["MensBackend"]
 
@@ -169,6 +170,25 @@ class MensBackend(Backend):
 
     def train_save(self, params: t.TrainSaveParams) -> Stream:
         return self._require_training().save(params)
+
+    def merge_adapter(self, params: MergeParams) -> Stream:
+        if "adapters" not in self.info.capabilities:
+            raise BackendError(
+                "not-supported",
+                f"lane {self.info.lane!r} has no capability 'adapters'; nothing was written",
+                facts={"capabilities": list(self.info.capabilities)},
+                remedy="Merge with another plugin: the result is the same on each that can.",
+            )
+        self._refuse_unknown(params.lane_options)
+        from mens_core.adapters.merge_request import merge
+
+        lane = m.LoadModelParams(
+            model_dir=params.model_dir,
+            model_digest=params.model_digest,
+            threads=params.threads,
+            lane_options=params.lane_options,
+        )
+        yield from merge(params, self._training_lane(self._make_lane(lane)))
 
     def conformance(self, params: ConformanceParams) -> Stream:
         self._refuse_unknown(params.lane_options)

@@ -73,8 +73,9 @@ class Places:
         sizes = [_room(array.size) for array in _arrays(batch)]
         whole = device.empty(4 * sum(sizes))
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = [device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)]
-        return cls(*parts, whole=whole)
+        parts = (device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True))
+        positions, sequences, block_tables, token_ids, logit_rows = parts
+        return cls(positions, sequences, block_tables, token_ids, logit_rows, whole)
 
     def fill(self, device: Capturing, batch: Batch) -> None:
         """Copy a batch there."""

@@ -1,0 +1,105 @@
+"""Options that `merge` and `export` share, and opening the adapter and the base that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from vox_host.app.named_model import find_named_model
+from vox_host.cli.output import print_warning
+from vox_host.discovery import discover
+from vox_host.errors import UsageError
+from vox_host.exporting.merging import Dtype, MergeJob, choose_plugin
+from vox_host.hardware.probe import probe_machine
+from vox_host.models.catalogue import Catalogue
+from vox_host.models.installed import InstalledModel
+from vox_host.runs.source import AdapterSource
+from vox_host.settings import Settings, load_settings
+
+__all__ = ["AdapterOptions", "Opened"]
+
+_DTYPES: dict[str, Dtype | None] = {"auto": None, "f32": "f32", "bf16": "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An adapter, its base, and how they are to be merged."""
+
+    settings: Settings
+    catalogue: Catalogue
+    source: AdapterSource
+    base: InstalledModel
+    plugin: str
+    dtype: Dtype | None
+    threads: int | None
+
+    def job(self, say: Callable[[str], None]) -> MergeJob:
+        """Choose the plugin, and return the work.
+
+        Raises:
+            VoxError: no plugin can merge here.
+        """
+        candidates = discover(self.settings.plugins_dir)
+        return MergeJob(
+            settings=self.settings,
+            base=self.base,
+            adapter=self.source,
+            plugin=choose_plugin(candidates, probe_machine(), plugin=self.plugin),
+            dtype=self.dtype,
+            threads=self.threads,
+            say=say,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """How an adapter is merged."""
+
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="The base model's name in the store; default: what the adapter says."),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            help="Of the matrices that are made: f32, bf16, or auto (f32 where the base's are f32 or f16, "
+            "else bf16).",
+        ),
+    ] = "auto"
+    plugin: Annotated[str, typer.Option("--plugin", help="A plugin's id, or auto.")] = "auto"
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
+    ] = None
+
+    def open(self, run: str) -> Opened:
+        """Read the adapter's configuration and find its base; no weight is read.
+
+        Raises:
+            VoxError: one of them is not there, or not right.
+        """
+        if self.dtype not in _DTYPES:
+            raise UsageError("usage", f"--dtype is one of {', '.join(_DTYPES)}; found {self.dtype!r}")
+        settings = load_settings()
+        catalogue = Catalogue(settings.models_dir)
+        named = find_named_model(catalogue, run, base=self.base)
+        if named.adapter is None:
+            raise UsageError(
+                "usage",
+                f"{run} is a model of the store, not an adapter; nothing was done",
+                remedy="Name a run's directory, or a folder that holds an adapter.",
+            )
+        for note in named.adapter.notes:
+            print_warning(note)
+        return Opened(
+            settings=settings,
+            catalogue=catalogue,
+            source=named.adapter,
+            base=named.base,
+            plugin=self.plugin,
+            dtype=_DTYPES[self.dtype],
+            threads=self.threads,
+        )

@@ -1,0 +1,106 @@
+"""vox-host export: an adapter, or the model it makes of its base, for other software."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vox_host.cli.adapter_options import AdapterOptions, Opened
+from vox_host.cli.merge import report_merge
+from vox_host.cli.option_groups import grouped
+from vox_host.cli.output import print_json, print_line, print_progress, print_warning
+from vox_host.errors import ModelError, UsageError
+from vox_host.exporting.gguf_adapter import write_gguf_adapter
+from vox_host.exporting.gguf_model import write_gguf_model
+from vox_host.exporting.merged_folder import write_merged_folder
+from vox_host.exporting.peft_export import write_peft_folder
+from vox_host.exporting.whole_folder import refuse_target, whole_folder
+from vox_plugin_api.checkpoint import CheckpointError, read_json_object
+from vox_plugin_api.families import ModelConfig, parse_config
+from vox_plugin_api.merge_messages import MergeResult
+
+__all__ = ["register"]
+
+_FORMS = ("peft", "hf", "gguf")
+Say = Callable[[str], None]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command("export", help="Write an adapter, or the merged model, for other software.")(grouped(export))
+
+
+def export(
+    *,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's directory, or a folder with an adapter.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="peft: the adapter as PEFT has it. hf: the merged model as transformers loads it. gguf: the "
+            "adapter as llama.cpp loads it beside its base (--lora).",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="With --to gguf: the merged model, as one file.")
+    ] = False,
+    options: AdapterOptions,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write an adapter, or the model that it makes of its base, for other software."""
+    if to not in _FORMS:
+        raise UsageError("usage", f"--to is one of {', '.join(_FORMS)}; found {to!r}")
+    if merged and to != "gguf":
+        what = "hf is always merged" if to == "hf" else "peft is the adapter on its own"
+        raise UsageError("usage", f"--merged is for --to gguf; {what}; nothing was done")
+    refuse_target(out)
+    opened = options.open(run)
+    say: Say = (lambda _: None) if json else print_progress
+    with whole_folder(out) as folder:
+        result = _write(opened, folder, to, is_merged=merged, say=say)
+        files = sorted(path.name for path in folder.iterdir())
+    for warning in result.warnings if result is not None else ():
+        print_warning(warning)
+    if json:
+        facts = {"to": to, "out": str(out), "base": opened.base.name, "files": files}
+        print_json(facts | ({"merged": result.model_dump(mode="json")} if result is not None else {}))
+        return
+    if result is not None:
+        report_merge(result)
+    print_line(f"{out}: {', '.join(files)}")
+
+
+def _write(opened: Opened, folder: Path, to: str, *, is_merged: bool, say: Say) -> MergeResult | None:
+    """Fill the folder; return what was merged, if anything was."""
+    if to == "peft":
+        write_peft_folder(opened.source, folder, lambda *_: None)
+        return None
+    if to == "hf":
+        return asyncio.run(write_merged_folder(opened.job(say), folder, "hugging-face"))
+    config = _config(opened)
+    stem = opened.source.name
+    if is_merged:
+        target = folder / f"{stem}.gguf"
+        return asyncio.run(write_gguf_model(opened.job(say), config, folder, target))
+    write_gguf_adapter(opened.source, config, folder / f"{stem}-lora.gguf", lambda *_: None)
+    return None
+
+
+def _config(opened: Opened) -> ModelConfig:
+    path = opened.base.path / "config.json"
+    try:
+        return parse_config(read_json_object(path), source=str(path))
+    except CheckpointError as error:
+        raise ModelError(
+            error.code,
+            f"{error.message}; nothing was written",
+            facts=list(error.facts.items()),
+            remedy=error.remedy,
+        ) from None

@@ -1,0 +1,62 @@
+"""An adapter on its own, as llama.cpp loads it beside a base (`--lora`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vox_host.errors import ModelError
+from vox_host.exporting.gguf_write import Float32, GgufPiece, Value, write_gguf
+from vox_host.models.gguf_config import FAMILIES, gguf_name
+from vox_host.models.safetensors_write import Progress
+from vox_host.runs.source import AdapterSource
+from vox_plugin_api.adapter_keys import adapter_keys
+from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
+from vox_plugin_api.families import ModelConfig
+
+__all__ = ["write_gguf_adapter"]
+
+
+def write_gguf_adapter(source: AdapterSource, config: ModelConfig, target: Path, progress: Progress) -> None:
+    """Write the new file `target`.
+
+    Args:
+        config: the base's.
+
+    Raises:
+        ModelError: llama.cpp has no place for one of the updates.
+        OSError: it can't be written.
+    """
+    family = FAMILIES[config.family]
+    layers = source.config.targets
+    if "lm_head" in layers and config.tie_word_embeddings:
+        raise ModelError(
+            "gguf-tied-head",
+            f"{source.folder} has an update of lm_head, which is the embedding in this base; llama.cpp has "
+            "no place for that in an adapter, and nothing was written",
+            facts=[("layer", "lm_head"), ("base", "tie_word_embeddings is true")],
+            remedy="Export the merged model: --to gguf --merged.",
+        )
+    try:
+        entries = read_safetensors_header(source.file).entries
+    except CheckpointError as error:
+        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+    pieces = []
+    for layer in layers:
+        base = gguf_name(f"{layer}.weight" if layer == "lm_head" else f"model.{layer}.weight", family)
+        for part, key in zip("ab", adapter_keys(layer), strict=True):
+            entry = entries[source.key_map[key]]
+            pieces.append(
+                GgufPiece(
+                    f"{base}.lora_{part}", entry.dtype, entry.shape, source.file, entry.offset, entry.nbytes
+                )
+            )
+    rank, alpha = source.config.rank, source.config.alpha
+    metadata: dict[str, Value] = {
+        "general.type": "adapter",
+        "general.architecture": family.architecture,
+        "general.name": source.name,
+        "adapter.type": "lora",
+        # There it is divided by the rank; a rank-stabilised one was divided by its root.
+        "adapter.lora.alpha": Float32(alpha * rank**0.5 if source.config.rank_stabilised else alpha),
+    }
+    write_gguf(target, metadata, pieces, progress)

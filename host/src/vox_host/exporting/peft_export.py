@@ -1,0 +1,54 @@
+"""An adapter on its own, as PEFT has it: adapter_config.json and adapter_model.safetensors.
+
+Tensors are copied as they are; only their names become those that PEFT gives them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vox_host.errors import ModelError
+from vox_host.exporting.whole_folder import write_file
+from vox_host.models.safetensors_write import Piece, Progress, write_safetensors
+from vox_host.runs.adapter_config import peft_text
+from vox_host.runs.layout import ADAPTER_CONFIG, ADAPTER_MODEL, CHAT_TEMPLATE
+from vox_host.runs.peft_config import read_peft_config
+from vox_host.runs.source import AdapterSource
+from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
+
+__all__ = ["write_peft_folder"]
+
+
+def write_peft_folder(source: AdapterSource, folder: Path, progress: Progress) -> None:
+    """Fill the empty folder `folder`.
+
+    Raises:
+        ModelError: the adapter changed since it was opened.
+        OSError: it can't be written.
+    """
+    try:
+        entries = read_safetensors_header(source.file).entries
+    except CheckpointError as error:
+        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+    pieces = [
+        Piece(
+            ours, entries[theirs].dtype, entries[theirs].shape, entries[theirs].offset, entries[theirs].nbytes
+        )
+        for ours, theirs in sorted(source.key_map.items(), key=lambda item: item[0].encode())
+    ]
+    write_safetensors(folder / ADAPTER_MODEL, source.file, pieces, step="copying", progress=progress)
+    write_file(folder / ADAPTER_CONFIG, _config(source).encode())
+    if source.chat_template is not None:
+        write_file(folder / CHAT_TEMPLATE, source.chat_template.encode())
+
+
+def _config(source: AdapterSource) -> str:
+    """As it was asked for, where that is known; else each layer by its whole name, which PEFT takes too."""
+    targets = None
+    if source.origin != "older":
+        targets = read_peft_config(source.file.parent / ADAPTER_CONFIG).targets
+    return peft_text(
+        source.config,
+        targets=targets if targets is not None else source.config.targets,
+        base=source.base_name,
+    )
