@@ -33,12 +33,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "train": ("vox_host.cli.train", "Fine-tune an adapter on a file of rows."),
     "parity": ("vox_host.cli.parity", "Compare plugins, or ways of one, byte for byte."),
     "demo": ("vox_host.cli.demo", "The main job from end to end, on a small real model."),
 }
 """Command to the module that has it and the line shown in --help."""
 
-_OPEN_A_MODEL = {"generate", "chat", "serve"}
+_OPEN_A_MODEL = {"generate", "chat", "serve", "train"}
 _SUPPORTED = {"Linux", "Darwin"}
 
 _MAY_BE_EMPTY = {"--prompt", "--system", "--stop"}
