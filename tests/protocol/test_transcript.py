@@ -53,6 +53,17 @@ def test_where_the_model_lies_and_what_the_machine_lends_is_not_written(tmp_path
     assert DIGEST in (tmp_path / "1").read_text()
 
 
+def test_an_adapter_is_named_by_its_digest_and_not_by_its_path(tmp_path: Path) -> None:
+    config = m.AdapterConfig(rank=4, alpha=8.0, targets=["q_proj"])
+    for name, file in (("1", "/here/a"), ("2", "/there/b")):
+        adapter = m.AdapterParams(file=file, digest="cd" * 32, config=config, key_map={"a": "b"})
+        params = m.LoadModelParams(model_dir="/", model_digest=DIGEST, adapter=adapter)
+        with Transcript(tmp_path / name) as transcript:
+            transcript.begin("load_model", params).end()
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    assert "cd" * 32 in (tmp_path / "1").read_text()
+
+
 def test_a_failure_is_a_line_with_its_code_alone(tmp_path: Path) -> None:
     with Transcript(tmp_path / "t") as transcript:
         exchange = transcript.begin("unload", m.UnloadParams())

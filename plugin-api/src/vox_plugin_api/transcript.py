@@ -31,11 +31,12 @@ LOCAL_PARAMS = frozenset(
         "memory_bytes",
         "lane_options",
         "resume_dir",
+        "file",
         "folder",
         "micro_batch_size",
     }
 )
-"""Parameters that say where and with what, never what: `model_digest` names the model."""
+"""Parameters that say where and with what, never what: `model_digest` names the model, `digest` a file."""
 
 
 class Exchange:
@@ -46,8 +47,7 @@ class Exchange:
         self._number = number
         self.lines: list[bytes] = []
         self.is_complete = False
-        shown = {k: v for k, v in params.model_dump(mode="json").items() if k not in LOCAL_PARAMS}
-        self._add({"method": method, "params": shown})
+        self._add({"method": method, "params": _without_local(params.model_dump(mode="json"))})
 
     def event(self, result: dict[str, Any] | None, slices: Sequence[bytes] = ()) -> None:
         """Add one event; one that only observes leaves no line."""
@@ -145,3 +145,12 @@ class Transcript:
         with contextlib.suppress(OSError):
             self._file.close()
         self._partial.unlink(missing_ok=True)
+
+
+def _without_local(params: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is local, also of a parameter that has parts (an adapter's file)."""
+    return {
+        name: _without_local(value) if isinstance(value, dict) else value
+        for name, value in params.items()
+        if name not in LOCAL_PARAMS
+    }

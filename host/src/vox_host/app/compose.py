@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vox_host.app.engine import WorkerEngine
-from vox_host.app.service import ModelInfo, ModelService
+from vox_host.app.held_adapter import HeldAdapter
+from vox_host.app.model_info import check_adapter, model_info
+from vox_host.app.named_model import find_named_model
+from vox_host.app.service import ModelService
+from vox_host.app.templates import open_template
 from vox_host.byte_sizes import byte_size
 from vox_host.discovery import discover
 from vox_host.errors import IntegrityError, ModelError, PluginError, VoxError, WorkerFailedError
@@ -34,9 +36,6 @@ from vox_host.settings import Settings
 from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
-
-if TYPE_CHECKING:
-    from vox_host.chat.template import ChatTemplate
 
 __all__ = ["ModelOptions", "OpenModel", "open_model"]
 
@@ -54,6 +53,9 @@ class ModelOptions:
     """What a user may choose about a model that is to answer."""
 
     model: str
+    """A name of the store, or the path of a run or an adapter folder."""
+    base: str | None = None
+    """The model that an adapter lies on; None: what the adapter says."""
     plugin: str = AUTO
     numerics: m.Numerics | None = None
     context_length: int | None = None
@@ -96,7 +98,9 @@ async def open_model(
     Raises:
         VoxError: no model, no plugin, bytes that differ, a worker that can't load it; nothing is left.
     """
-    model = Catalogue(settings.models_dir).find(options.model)
+    catalogue = Catalogue(settings.models_dir)
+    named = await asyncio.to_thread(find_named_model, catalogue, options.model, base=options.base)
+    model = named.base
     progress(f"model {model.name} ({model.architecture}, {byte_size(model.size_bytes)})")
     await _verify(model, progress)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
@@ -104,16 +108,24 @@ async def open_model(
     async with contextlib.AsyncExitStack() as stack:
         if transcript is not None:
             stack.callback(transcript.close)
-        start = _Start(settings, options, machine, model, transcript, progress, warn)
+        held = None
+        if named.adapter is not None:
+            held = stack.enter_context(HeldAdapter(named.adapter))
+            for note in held.source.notes:
+                warn(note)
+        start = _Start(settings, options, machine, model, held, transcript, progress, warn)
         resolution, supervisor, load = await start.first_that_starts(found)
         stack.push_async_callback(supervisor.stop)
         tokenizer = await start.tokenizer()
-        template, template_warnings = await _open_template(stack, model, tokenizer, warn)
+        adapter = None if held is None else held.source
+        template, template_warnings = await open_template(stack, model, adapter, tokenizer, warn)
         for warning in (*resolution.warnings, *load.warnings):
             warn(warning)
         if resolution.degraded_reason is not None:
             warn(resolution.degraded_reason)
-        info = _model_info(model, resolution, load, template_warnings)
+        info = model_info(model, adapter, resolution, load, template_warnings)
+        if info.adapter is not None:
+            progress(f"adapter {info.name}: {info.adapter.describe()}")
         progress(
             f"plugin {info.plugin_id} {info.plugin_version}: lane {info.lane}, {info.numerics} numerics, "
             f"context {info.context_length}"
@@ -135,30 +147,6 @@ async def _verify(model: InstalledModel, progress: Say) -> None:
     await asyncio.to_thread(verify_files, model, say, trust_unchanged=True)
 
 
-async def _open_template(
-    stack: contextlib.AsyncExitStack, model: InstalledModel, tokenizer: Tokenizer, warn: Say
-) -> tuple[ChatTemplate | None, list[str]]:
-    source = tokenizer.chat_template
-    if source is None:
-        return None, []
-    from vox_host.chat.template import ChatTemplate  # with a template engine that other models do without
-
-    template = ChatTemplate(
-        source.source,
-        name=f'model "{model.name}" ({source.file})',
-        special_tokens=tokenizer.special_names,
-        protect=tokenizer.special_tokens,
-    )
-    stack.callback(template.close)
-    try:
-        await asyncio.to_thread(template.check)
-    except ModelError as error:
-        # Completions need no template, so the model is served; chat requests get the same text.
-        warn(error.message)
-        return template, [error.message]
-    return template, []
-
-
 @dataclass(slots=True)
 class _Start:
     """The attempts to start a plugin and load the model."""
@@ -167,6 +155,7 @@ class _Start:
     options: ModelOptions
     machine: Machine
     model: InstalledModel
+    adapter: HeldAdapter | None
     transcript: Transcript | None
     progress: Say
     warn: Say
@@ -199,6 +188,7 @@ class _Start:
     ) -> tuple[Resolution, Supervisor, m.LoadResult]:
         request = Request(
             plugin=self.options.plugin,
+            also=() if self.adapter is None else ("adapters",),
             numerics=self.options.numerics,
             require_verified=self.options.require_verified,
         )
@@ -225,8 +215,7 @@ class _Start:
                 worker: Worker, chosen: Candidate = chosen, loads: list[m.LoadResult] = loads
             ) -> None:
                 self._warn_of_log(worker)
-                event = await worker.call("load_model", self._load_params(chosen))
-                loads.append(m.LoadResult.model_validate(event.result))
+                loads.append(await self._load(worker, chosen))
                 await self.tokenizer()
 
             supervisor = Supervisor(
@@ -257,6 +246,18 @@ class _Start:
             self._note(chosen, "health", "passed", "loaded", f'model "{self.model.name}" is loaded')
             # Resolved once more, so that the record holds what the attempts have shown.
             return resolve(request, self.machine, candidates, self.outcomes), supervisor, loads[0]
+
+    async def _load(self, worker: Worker, chosen: Candidate) -> m.LoadResult:
+        async def load(adapter: m.AdapterParams | None = None) -> m.LoadResult:
+            params = self._load_params(chosen).model_copy(update={"adapter": adapter})
+            event = await worker.call("load_model", params)
+            return m.LoadResult.model_validate(event.result)
+
+        if self.adapter is None:
+            return await load()
+        loaded = await self.adapter.load(load)
+        check_adapter(self.adapter.source, loaded, chosen.plugin_id)
+        return loaded
 
     def _warn_of_log(self, worker: Worker) -> None:
         """Say once that there is no log file; a worker without one serves all the same."""
@@ -329,34 +330,3 @@ def _stage_of(failure: VoxError) -> Stage:
     if failure.code.startswith("self-test"):
         return "self-test"
     return "health" if isinstance(failure, WorkerFailedError) and "load" in failure.code else "start"
-
-
-def _model_info(
-    model: InstalledModel, resolution: Resolution, load: m.LoadResult, template_warnings: list[str]
-) -> ModelInfo:
-    chosen = resolution.chosen
-    return ModelInfo(
-        name=model.name,
-        digest=model.digest,
-        plugin_id=chosen.plugin_id,
-        plugin_version=chosen.version or "",
-        lane=chosen.lane or "",
-        numerics=load.numerics,
-        context_length=load.context_length,
-        model_context_length=load.model_context_length,
-        vocab_size=load.vocab_size,
-        architecture=load.architecture,
-        parameters=load.parameters,
-        created=_unix_time(model.imported_at),
-        degraded=resolution.degraded_reason,
-        warnings=(*resolution.warnings, *load.warnings, *template_warnings),
-        backends=tuple(record.as_dict() for record in resolution.records),
-    )
-
-
-def _unix_time(iso: str) -> int:
-    try:
-        moment = datetime.datetime.fromisoformat(iso)
-    except ValueError:
-        return 0
-    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())

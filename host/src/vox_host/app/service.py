@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from vox_host.app.model_info import ModelInfo
 from vox_host.chat.text_stream import TextStream
 from vox_host.errors import ModelError, UsageError, VoxError
 from vox_host.models.tokenizer import PromptTooLong, Tokenizer
@@ -44,30 +45,6 @@ class EngineHealth:
     state: str
     """One word: ready, starting, restarting, failed, stopped."""
     detail: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelInfo:
-    """What is served, by which plugin, in which arithmetic."""
-
-    name: str
-    digest: str
-    plugin_id: str
-    plugin_version: str
-    lane: str
-    numerics: str
-    context_length: int
-    """Positions one sequence may use: prompt and answer together."""
-    model_context_length: int
-    vocab_size: int
-    architecture: str = ""
-    parameters: int = 0
-    created: int = 0
-    degraded: str | None = None
-    """Why this is not the lane the machine could have; None where it is."""
-    warnings: tuple[str, ...] = ()
-    backends: tuple[dict[str, Any], ...] = ()
-    """The record of the choice: one entry per candidate and stage."""
 
 
 class Engine(Protocol):

@@ -143,6 +143,7 @@ async def _collect(service: ModelService, params: m.GenerateParams, stops: list[
         "finish_reason": answer.end.finish_reason,
         "model": info.name,
         "model_digest": info.digest,
+        "adapter": None if info.adapter is None else info.adapter.as_dict(),
         "plugin": info.plugin_id,
         "plugin_version": info.plugin_version,
         "lane": info.lane,

@@ -22,13 +22,23 @@ __all__ = ["Model", "RunOptions", "with_model"]
 
 Result = TypeVar("Result")
 
-Model = Annotated[str, typer.Option("--model", help="The model's name; `vox-host model list` shows them.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="A model's name (`vox-host model list` shows them), or the folder of a run or an adapter.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How the model is run."""
 
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="The model an adapter lies on, by name; default: what the adapter says."),
+    ] = None
     plugin: Annotated[str, typer.Option("--plugin", help="A plugin's id, or auto.")] = "auto"
     numerics: Annotated[
         str, typer.Option("--numerics", help="canonical, fast, or any: canonical where the plugin has it.")
@@ -63,6 +73,7 @@ class RunOptions:
             _check_record(self.record)
         return ModelOptions(
             model=model,
+            base=self.base,
             plugin=self.plugin,
             numerics=None if self.numerics == "any" else self.numerics,  # type: ignore[arg-type]
             context_length=self.context_length,

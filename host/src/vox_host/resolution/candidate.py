@@ -66,6 +66,8 @@ class Request:
     plugin: str = AUTO
     """A plugin's id, or `auto`. A named plugin is used or refused, never replaced."""
     capability: Capability = "generate"
+    also: tuple[Capability, ...] = ()
+    """What else it must be able to do."""
     numerics: Numerics | None = None
     """None: whatever the plugin offers."""
     require_verified: bool = False

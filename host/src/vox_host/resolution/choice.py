@@ -150,7 +150,8 @@ def _named_refused(candidate: Candidate, record: StageRecord) -> VoxError:
 def _nothing_fits(
     request: Request, ordered: Sequence[Candidate], failures: dict[str, StageRecord]
 ) -> NoCandidateError:
-    asked = request.capability if request.numerics is None else f"{request.capability}, {request.numerics}"
+    numerics = () if request.numerics is None else (request.numerics,)
+    asked = ", ".join((request.capability, *request.also, *numerics))
     facts: list[tuple[str, Any]] = [("request", asked)]
     facts += [(c.plugin_id, failures[c.plugin_id].detail) for c in ordered]
     if not ordered:

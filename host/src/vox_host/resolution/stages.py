@@ -75,9 +75,10 @@ def _judge(
 
 def _judge_manifest(request: Request, candidate: Candidate, manifest: Manifest) -> StageRecord:
     backend = manifest.backend
-    if request.capability not in backend.capabilities:
+    lacking = [word for word in (request.capability, *request.also) if word not in backend.capabilities]
+    if lacking:
         offered = ", ".join(backend.capabilities)
-        detail = f'has no capability "{request.capability}"; it has {offered}'
+        detail = f'has no capability "{lacking[0]}"; it has {offered}'
         return _record(candidate, "manifest", "failed", "capability-missing", detail)
     if request.numerics is not None and request.numerics not in backend.numerics:
         offered = ", ".join(backend.numerics)

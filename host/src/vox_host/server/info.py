@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from vox_host.app.service import ModelInfo
+from vox_host.app.model_info import ModelInfo
 from vox_host.server.api_error import ApiError, without_folders
 from vox_host.server.exchange import EXCHANGE, json_response
 
-__all__ = ["handle_backends", "handle_health", "handle_model", "handle_models"]
+__all__ = ["adapter_facts", "handle_backends", "handle_health", "handle_model", "handle_models"]
 
 
 async def handle_health(request: web.Request) -> web.Response:
@@ -25,6 +25,7 @@ async def handle_health(request: web.Request) -> web.Response:
         "state": health.state,
         "detail": without_folders(health.detail) if health.detail else None,
         "model": info.name,
+        "adapter": adapter_facts(info),
         "plugin": info.plugin_id,
         "lane": info.lane,
         "numerics": info.numerics,
@@ -76,6 +77,11 @@ async def handle_backends(request: web.Request) -> web.Response:
     )
 
 
+def adapter_facts(info: ModelInfo) -> dict[str, Any] | None:
+    """Return what is told of the adapter; None: the model is served as it is."""
+    return None if info.adapter is None else info.adapter.as_dict()
+
+
 def _without_paths(value: Any) -> Any:
     return without_folders(value) if isinstance(value, str) else value
 
@@ -89,12 +95,13 @@ def _model(request: web.Request) -> dict[str, Any]:
         "created": info.created,
         "owned_by": "vox-host",
         "root": info.name,
-        "parent": None,
+        "parent": None if info.adapter is None else info.adapter.base,
         "max_model_len": info.context_length,
         "loaded_context_length": info.context_length,
         "model_context_length": info.model_context_length,
         "vox": {
             "digest": info.digest,
+            "adapter": adapter_facts(info),
             "architecture": info.architecture,
             "parameters": info.parameters,
             "vocab_size": info.vocab_size,

@@ -34,6 +34,7 @@ def provenance(info: ModelInfo, *, warnings: Sequence[str] = ()) -> dict[str, An
         "lane": info.lane,
         "numerics": info.numerics,
         "model_digest": info.digest,
+        "adapter_digest": None if info.adapter is None else info.adapter.digest,
         "degraded": info.degraded,
         "warnings": list(warnings),
     }

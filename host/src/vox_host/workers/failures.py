@@ -35,6 +35,7 @@ _BLAME_THE_REQUEST = frozenset(
         "adapter-target",
         "adapter-scale",
         "adapter-tensors",
+        "adapter-unreadable",
         "resume-invalid",
         "resume-mismatch",
         "folder-exists",
@@ -178,7 +179,9 @@ def from_worker_error(error: m.WorkerError) -> VoxError:
     What blames the request or the model's files is the user's to mend; the rest is the worker's.
     """
     kind: type[VoxError] = WorkerFailedError
-    if error.code in _BLAME_THE_REQUEST:
+    if error.code == "adapter-digest":
+        kind = IntegrityError
+    elif error.code in _BLAME_THE_REQUEST:
         kind = UsageError
     elif error.code.startswith(_BLAME_THE_MODEL):
         kind = ModelError
