@@ -49,6 +49,7 @@ def test_a_format_is_known_by_its_keys_and_brought_into_one_of_three_forms(write
     rows = read_rows(write(row, row))
     rows.check()
     assert (rows.format, len(rows)) == (form, 2)
+    assert rows.are_conversations == isinstance(content, Conversation)
     assert [(row.line, row.content) for row in rows] == [(1, content), (2, content)]
 
 

@@ -145,9 +145,8 @@ class Encoder:
         self._answers = answers
         self._specials = LiteralFinder(tokenizer.special_tokens)
         self._end_id = _end_id(tokenizer)
-        self.end_names = (
-            ", ".join(tokenizer.token_bytes(i).decode() for i in sorted(tokenizer.eos_ids)) or "none"
-        )
+        names = [tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in tokenizer.eos_ids]
+        self.end_names = ", ".join(sorted(names)) or "none"
 
     def encode(self, content: Content) -> tuple[list[int], list[int], bool]:
         """Return token ids, one 0 or 1 per id, and whether every answer ends with a token that ends answers.

@@ -14,7 +14,17 @@ from typing import Any, Literal
 from vox_host.chat.messages import MessageError, parse_messages
 from vox_host.training.data.row_json import RowError, parse_json
 
-__all__ = ["FORMATS", "Content", "Continuation", "Conversation", "FormatName", "PlainText", "detect", "parse"]
+__all__ = [
+    "CONVERSATIONS",
+    "FORMATS",
+    "Content",
+    "Continuation",
+    "Conversation",
+    "FormatName",
+    "PlainText",
+    "detect",
+    "parse",
+]
 
 FormatName = Literal["chat", "sharegpt", "prompt/completion", "alpaca", "text"]
 
@@ -143,6 +153,8 @@ FORMATS: dict[FormatName, _Format] = {
     "text": _Format(("text",), (), _read_text),
 }
 """In the order in which they are named to a user."""
+CONVERSATIONS: tuple[FormatName, ...] = ("chat", "sharegpt", "alpaca")
+"""Those that need a chat template."""
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:

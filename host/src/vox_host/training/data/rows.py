@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.errors import UsageError
-from vox_host.training.data.formats import Content, FormatName, detect, parse
+from vox_host.training.data.formats import CONVERSATIONS, Content, FormatName, detect, parse
 from vox_host.training.data.lines import Line, LineReader, changed, open_lines
 from vox_host.training.data.problems import Problem, Problems, data_error
 from vox_host.training.data.row_json import RowError, parse_line
@@ -54,6 +54,11 @@ class Rows:
     def problem_count(self) -> int:
         """How many there are."""
         return self.found.count
+
+    @property
+    def are_conversations(self) -> bool:
+        """Whether the rows are rendered by a chat template."""
+        return self.format in CONVERSATIONS
 
     def check(self) -> None:
         """Refuse the file if a row is bad.
