@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("vox_host.cli.generate", "Continue a prompt."),
     "chat": ("vox_host.cli.generate", "Talk with a model."),
     "serve": ("vox_host.cli.serve", "Serve a model over HTTP."),
+    "train": ("vox_host.cli.train", "Fine-tune an adapter on a file of rows."),
     "merge": ("vox_host.cli.merge", "Fold an adapter into its base model, as a model of its own."),
     "export": ("vox_host.cli.export", "Write an adapter, or the merged model, for other software."),
     "parity": ("vox_host.cli.parity", "Compare plugins, or ways of one, byte for byte."),
@@ -40,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command to the module that has it and the line shown in --help."""
 
-_OPEN_A_MODEL = {"generate", "chat", "serve"}
+_OPEN_A_MODEL = {"generate", "chat", "serve", "train"}
 _SUPPORTED = {"Linux", "Darwin"}
 
 _MAY_BE_EMPTY = {"--prompt", "--system", "--stop"}

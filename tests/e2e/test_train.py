@@ -1,0 +1,246 @@
+"""`vox-host train` through the real command line and a real worker, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fixtures.fast_folder import fast_folder
+from fixtures.installed_lane import InstalledLane
+from fixtures.scripted_home import MACHINE
+from fixtures.training_home import MODEL, PLUGIN, training_home, write_rows
+from fixtures.training_runs import results
+from vox_host import cli
+from vox_host.hardware.record import Machine
+from vox_host.runs.open import open_adapter
+
+OPTIONS = ("--steps", "30", "--save-every", "2", "--eval-every", "5", "--batch-size", "2", "--rank", "2")
+NEW = ("--model", MODEL, "--data", "ROWS", "--out", "NEW")
+OPTIONS = (*OPTIONS, "--targets", "q_proj,down_proj", "--dropout", "0.1", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledLane]:
+    with fast_folder(tmp_path_factory.mktemp("train")) as folder:
+        yield training_home(folder / "home")
+
+
+@pytest.fixture(scope="module")
+def whole(lane: InstalledLane) -> Path:
+    """A run that was never stopped, begun on the command line."""
+    done = train(lane, *new_run(lane, "whole/tools"), "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["ended"], facts["step"], facts["steps"]) == ("steps", 30, 30)
+    assert facts["best_held_out_loss"] < facts["held_out_loss_before"]
+    # The estimate is an upper bound, and not a wild one.
+    assert facts["peak_memory_bytes"] < facts["estimated_memory_bytes"] < 20 * facts["peak_memory_bytes"]
+    return lane.home / "whole" / "tools"
+
+
+def new_run(lane: InstalledLane, name: str, *options: str) -> list[str]:
+    return [
+        *("--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--out", str(lane.home / name)),
+        *(options or OPTIONS),
+    ]
+
+
+def train(lane: InstalledLane, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return lane.run("train", *arguments)
+
+
+def begun(lane: InstalledLane, *arguments: str) -> subprocess.Popen[str]:
+    """Start it, and return when it has saved once."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vox_host", "train", *arguments],
+        env={**os.environ, "PYTHONPATH": path, "VOX_HOME": str(lane.home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip().startswith("saved "):
+            return process
+    raise AssertionError(f"it ended without saving: {process.wait()}")
+
+
+def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if "vox_plugin_api.child" in child.cmdline())
+
+
+def refused(
+    lane: InstalledLane, monkeypatch, capsys, *arguments: str, machine: Machine = MACHINE
+) -> tuple[int, str]:
+    """Run it in this process, for what is refused before a worker is started."""
+    monkeypatch.setenv("VOX_HOME", str(lane.home))
+    # The probe is a process of its own, and slower than all the rest of a refusal.
+    monkeypatch.setattr("vox_host.cli.early_probe.begin", lambda: None)
+    monkeypatch.setattr("vox_host.cli.train.probe_machine", lambda begun: machine)
+    status = cli.run(["train", *arguments])
+    return status, capsys.readouterr().err
+
+
+def test_a_run_is_killed_loses_its_worker_is_interrupted_and_ends_in_the_same_bytes(
+    lane, whole, monkeypatch, capsys
+):
+    run = lane.home / "stopped" / "tools"
+    with begun(lane, *new_run(lane, "stopped/tools")) as killed:
+        killed.kill()
+    with begun(lane, "--resume", str(run)) as orphaned:
+        worker_of(orphaned).kill()
+        said = orphaned.communicate(timeout=60)[1]
+    assert orphaned.returncode == 5
+    assert "error[worker-died]" in said and "SIGKILL" in said
+    assert re.search(r"last checkpoint  \S+/stopped/tools/checkpoints/step-\d{6}\n", said)
+    assert f"`vox-host train --resume {run}` goes on from step" in said
+    with begun(lane, "--resume", str(run)) as interrupted:
+        # It must not end meanwhile.
+        interrupted.send_signal(signal.SIGSTOP)
+        status, second = refused(lane, monkeypatch, capsys, "--resume", str(run))
+        interrupted.send_signal(signal.SIGCONT)
+        assert status == 2 and "error[run-busy]" in second and str(interrupted.pid) in second
+        interrupted.send_signal(signal.SIGINT)
+        out, said = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130
+    assert f"`vox-host train --resume {run}` goes on" in out
+    assert "Traceback" not in said
+    done = train(lane, "--resume", str(run), "--micro-batch-size", "1", "--threads", "2")
+    assert done.returncode == 0, done.stderr
+    assert f"Next: vox-host serve --model {run}" in done.stdout
+    assert results(run) == results(whole)
+
+
+def test_what_was_published_is_an_adapter_that_can_be_opened(lane, whole):
+    opened = open_adapter(whole)
+    assert (opened.origin, opened.config.rank, opened.base_name) == ("run", 2, MODEL)
+    assert {path.name for path in whole.iterdir()} >= {
+        "tokenizer.json",
+        "config.json",
+        "run.json",
+        "loss.svg",
+    }
+    record = json.loads((whole / "run.json").read_text())
+    assert record["plugin"]["id"] == PLUGIN and len(record["plugin"]["tree_digest"]) == 64
+    assert record["options"]["preset"] == "cpu"
+    assert record["held_out"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--model", MODEL], "usage", "--data, --out missing"),
+        (["--model", "gemma4", "--data", "ROWS", "--out", "NEW"], "model-not-found", "gemma3"),
+        (["--model", MODEL, "--data", "NONE", "--out", "NEW"], "data-missing", "NONE"),
+        (["--model", MODEL, "--data", "ROWS", "--out", "WHOLE"], "out-exists", "--resume"),
+        ([*NEW, "--preset", "cpuu"], "preset-unknown", "'cpu'"),
+        ([*NEW, "--steps", "1", "--epochs", "1"], "usage", "both"),
+        ([*NEW, "--alpha", "nan"], "usage", "--alpha"),
+        ([*NEW, "--holdout", "40"], "usage", "nothing to train"),
+        ([*NEW, "--holdout", "0", "--patience", "1"], "usage", "held"),
+        ([*NEW, "--max-length", "9"], "data-rows-bad", "line 1 "),
+        ([*NEW, "--max-length", "99999"], "context-too-long", "99999"),
+        ([*NEW, "--plugin", "b-lane"], "plugin-not-found", "a-lane"),
+        (["--resume", "WHOLE", "--rank", "4", "--seed", "1"], "usage", "--rank, --seed can't be given"),
+        (["--resume", "NEW"], "not-a-run", "no such folder"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_refused_before_anything_is_started(
+    lane, whole, monkeypatch, capsys, arguments, code, says
+):
+    places = {
+        "ROWS": lane.home / "rows.jsonl",
+        "NEW": lane.home / "new",
+        "WHOLE": whole,
+        "NONE": lane.home / "NONE",
+    }
+    status, said = refused(lane, monkeypatch, capsys, *(str(places.get(word, word)) for word in arguments))
+    assert status in (2, 3)
+    assert f"error[{code}]" in said and says in said, said
+    assert not (lane.home / "new").exists()
+
+
+def test_a_plugin_that_does_not_train_is_refused_with_what_it_can_do(lane, monkeypatch, capsys):
+    manifest = lane.module.parent / "Plugin.toml"
+    text = manifest.read_text()
+    manifest.write_text(text.replace(', "train"', ""))
+    lane.write_receipt()
+    try:
+        status, said = refused(lane, monkeypatch, capsys, *new_run(lane, "new"))
+    finally:
+        manifest.write_text(text)
+        lane.write_receipt()
+    assert status == 3
+    assert 'error[no-candidate]: no installed plugin can run "train" here' in said
+    assert 'has no capability "train"; it has generate, evaluate, trace' in said
+
+
+@pytest.mark.parametrize("what", ["data", "model", "plugin"])
+def test_a_run_whose_data_model_or_plugin_has_changed_is_refused_with_both_digests(
+    lane, whole, monkeypatch, capsys, what
+):
+    record = json.loads((whole / "run.json").read_text())
+    expected = {
+        "data": record["data"]["sha256"],
+        "model": record["model"]["digest"],
+        "plugin": record["plugin"]["tree_digest"],
+    }[what]
+    run_json = (whole / "run.json").read_text()
+    if what == "data":
+        write_rows(lane.home / "rows.jsonl", 41)
+    else:
+        # As if another one had been there when the run was begun.
+        (whole / "run.json").write_text(run_json.replace(expected, "0" * 64))
+    try:
+        status, said = refused(lane, monkeypatch, capsys, "--resume", str(whole))
+    finally:
+        (whole / "run.json").write_text(run_json)
+        write_rows(lane.home / "rows.jsonl")
+    assert status == 4
+    assert f"error[resume-{what}-changed]" in said
+    digests = re.findall(r"(?:expected|found) +sha256:([0-9a-f]{64})", said)
+    assert len(digests) == 2 and digests[0] != digests[1]
+    assert expected in digests
+
+
+def test_a_run_that_does_not_fit_is_refused_with_numbers_and_writes_nothing(lane, monkeypatch, capsys):
+    little = MACHINE.memory.model_copy(update={"available_bytes": 2**20})
+    tiny = MACHINE.model_copy(update={"memory": little})
+    status, said = refused(lane, monkeypatch, capsys, *new_run(lane, "big"), machine=tiny)
+    assert status == 2
+    assert "error[insufficient-memory]" in said
+    assert re.search(r"needed +\d+ bytes: .*weights [\d.]+ [KM]iB, ", said), said
+    assert re.search(rf"there is +{2**20 - 2**20 // 10} bytes: a test", said), said
+    assert not (lane.home / "big").exists()
+
+
+def test_a_preview_shows_what_is_learned_and_starts_nothing(lane, monkeypatch, capsys):
+    monkeypatch.setenv("VOX_HOME", str(lane.home))
+    arguments = ["--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--preview", "2"]
+    assert cli.run(["train", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("learned") == 2
+    assert re.search(r"what is \d+\? \d+", shown.out)
+    assert "nothing was trained" in shown.err
+
+
+def test_a_dry_run_loads_the_model_and_writes_nothing(lane):
+    done = train(lane, *new_run(lane, "dry"), "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["ended"] == "dry-run"
+    assert facts["run"]["options"]["steps"] == 30
+    assert sum(facts["memory"]["kinds"].values()) == facts["memory"]["total"] > 0
+    assert not (lane.home / "dry").exists()
