@@ -158,4 +158,4 @@ def _first(found: Any) -> str | None:
 
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return text if len(text) <= 60 else text[:60] + "..."

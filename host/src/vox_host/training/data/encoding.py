@@ -341,4 +341,4 @@ def _strings(values: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _quoted(text: str, most: int = 40) -> str:
-    return repr(text if len(text) <= most else text[:most] + "…")
+    return repr(text if len(text) <= most else text[:most] + "...")
