@@ -364,16 +364,16 @@ KEY = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
 @pytest.mark.parametrize(
     ("at", "rows", "facts"),
     [
-        ("embed_tokens", (3,), {"example": 1, "position": 2}),
-        ("layers.1.self_attn.attention", (11,), {"example": 2, "position": 3}),
-        ("layers.0.mlp.up_proj.lora_B", (0,), {"example": 0, "position": 0}),
-        ("loss", (0,), {"example": 0, "position": 0}),
-        ("layers.1.mlp.gated.backward", (2,), {"example": 1, "position": 1}),
-        ("layers.1.mlp.up_proj.lora_A.gradient", (1,), {"example": 1}),
-        ("lm_head.lora_B.gradient", (1,), {"example": 1}),
-        (f"{KEY}.sum", (0,), {}),
-        (f"{KEY}.mean", (0,), {}),
-        (KEY, (0,), {}),
+        ("embed_tokens", (3,), {"layer": "embedding", "example": 1, "position": 2}),
+        ("layers.1.self_attn.attention", (11,), {"layer": 1, "example": 2, "position": 3}),
+        ("layers.0.mlp.up_proj.lora_B", (0,), {"layer": 0, "example": 0, "position": 0}),
+        ("loss", (0,), {"layer": "head", "example": 0, "position": 0}),
+        ("layers.1.mlp.gated.backward", (2,), {"layer": 1, "example": 1, "position": 1}),
+        ("layers.1.mlp.up_proj.lora_A.gradient", (1,), {"layer": 1, "example": 1}),
+        ("lm_head.lora_B.gradient", (1,), {"layer": "head", "example": 1}),
+        (f"{KEY}.sum", (0,), {"layer": 1}),
+        (f"{KEY}.mean", (0,), {"layer": 1}),
+        (KEY, (0,), {"layer": 1}),
     ],
 )
 def test_what_is_not_finite_is_named_and_the_step_is_not_taken(qwen3, at, rows, facts):
@@ -420,8 +420,23 @@ def test_a_gradient_norm_beyond_float32_is_an_error(qwen3):
         def sum_of_squares(self, x, *, name):
             return np.float32(3e38)
 
-    with pytest.raises(BackendError, match="gradient norm is not finite"):
+    with pytest.raises(BackendError, match="gradient norm is not finite") as caught:
         steps(a_trainer(qwen3, Huge()), 1)
+    assert caught.value.error.facts == {"operator": "gradient norm", "layer": "update", "step": 1}
+
+
+@pytest.mark.parametrize("lane_name", every_lane.EXACT)
+def test_a_run_that_diverges_says_in_which_step_and_layer(qwen3, lane_name, request):
+    """A rate that no one should choose: the first layer with an update overflows, and is named."""
+    lane = every_lane.make_training_lane(lane_name, request.config)
+    config = a_config(("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj"), learning_rate=1e30)
+    trainer = a_trainer(qwen3, lane, config)
+    with pytest.raises(BackendError) as caught:
+        steps(trainer, 4)
+    error = caught.value.error
+    assert error.code == "non-finite"
+    assert (error.facts["step"], error.facts["layer"]) == (2, 1), error
+    assert trainer.step == 1
 
 
 # --- clipping and memory -----------------------------------------------------------------------

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from mens_core.micro_batches import HeadSlice, MicroBatch
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout, ExampleRows, Gradient, TrainingPass
+from mens_core.non_finite import not_finite
 from mens_core.ops import KvCache, Tensor
 from mens_core.training_ops import TrainingOps
-from vox_plugin_api.backend import BackendError
 
 __all__ = ["Score", "differentiate", "score"]
 
@@ -179,7 +179,7 @@ def _refuse_faults(ops: TrainingOps, rows: ExampleRows) -> None:
     if not faults:
         return
     name, row = faults[0].name, faults[0].rows[0]
-    facts: dict[str, object] = {"operator": name}
+    facts: dict[str, object] = {}
     where = ""
     if name.endswith(".gradient"):
         # A parameter's gradients are numbered by the examples of the pass.
@@ -188,4 +188,4 @@ def _refuse_faults(ops: TrainingOps, rows: ExampleRows) -> None:
     elif not name.endswith((".sum", ".fold")):
         facts |= {"example": int(rows.examples[row]), "position": int(rows.positions[row])}
         where = f" at position {facts['position']} of example {facts['example']}"
-    raise BackendError("non-finite", f"{name} is not finite{where}", facts=facts)
+    raise not_finite(name, facts, where)

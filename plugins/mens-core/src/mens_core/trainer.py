@@ -25,6 +25,7 @@ from mens_core.float32 import exact, nearest
 from mens_core.micro_batches import Example, cut, pack
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
+from mens_core.non_finite import not_finite
 from mens_core.ops import Tensor
 from mens_core.schedule import BetaPowers, adamw_constants, learning_rate
 from mens_core.training_ops import TrainingOps
@@ -230,9 +231,7 @@ class Trainer:
                 total = square if total is None else np.float32(total + square)
         self._refuse_faults()
         if total is None or not np.isfinite(total):
-            raise BackendError(
-                "non-finite", "gradient norm is not finite", facts={"operator": "gradient norm"}
-            )
+            raise not_finite("gradient norm", {})
         return np.float32(np.sqrt(total))
 
     def _clip(self, gradients: dict[str, Tensor], norm: np.float32) -> None:
@@ -259,8 +258,7 @@ class Trainer:
     def _refuse_faults(self) -> None:
         faults = self._ops.take_faults()
         if faults:
-            name = faults[0].name
-            raise BackendError("non-finite", f"{name} is not finite", facts={"operator": name})
+            raise not_finite(faults[0].name, {})
 
     # --- losses --------------------------------------------------------------------------------
 
