@@ -96,7 +96,7 @@ def read_rows(path: Path) -> Rows:
     """Read and check a whole file; the tokenizer's part of the checks is in `encode_rows`.
 
     Raises:
-        UsageError: the file is missing, no regular file or not readable, holds no row, or changed meanwhile.
+        UsageError: the file is missing, no regular file or not readable, or holds no row.
     """
     problems = Problems()
     ignored: Counter[str] = Counter()
