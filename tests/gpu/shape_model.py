@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.philox import STREAM_VECTORS, philox_words
-from vox_plugin_api.families import expected_shapes, parse_config
+from vox_plugin_api.families import ModelConfig, expected_shapes, parse_config
 
-__all__ = ["QWEN3_06B", "write_shape"]
+__all__ = ["QWEN3_06B", "TensorBytes", "drawn_tensors", "write_shape"]
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -40,6 +41,7 @@ QWEN3_06B: dict[str, Any] = {
 }
 _POOL = 1_000_003
 _BLOCK = 32
+_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "U8"}
 
 
 def write_shape(
@@ -52,24 +54,13 @@ def write_shape(
 ) -> Path:
     """Write config and weights as "bf16", "f16" or "q8_0"; return the folder."""
     settings = {**shape, "num_hidden_layers": layers}
-    words = philox_words(seed, STREAM_VECTORS, 1, _POOL)
-    pool = (words.astype(np.float64) / 2**31 - 1).astype(np.float32)
     tensors: dict[str, tuple[str, list[int], bytes]] = {}
     quantised: dict[str, Any] = {}
-    for number, (name, dims) in enumerate(expected_shapes(parse_config(settings)).items()):
-        full = "model." + name
-        if len(dims) == 1:
-            tensors[full] = ("F32", list(dims), (1 + pool[: dims[0]] / 8).tobytes())
-            continue
-        scale = np.float32(1.7 * dims[1] ** -0.5)
-        drawn = np.roll(pool, -7919 * number) * scale
-        if weight_format in _HALVES:
-            dtype, narrowed = _HALVES[weight_format]
-            tensors[full] = (dtype, list(dims), _repeated(narrowed(drawn), dims[0] * dims[1]))
-        else:
-            data = _repeated(_as_q8_0(drawn), dims[0] * dims[1] // _BLOCK)
-            tensors[full] = ("U8", [len(data)], data)
-            quantised[full] = {"format": "q8_0", "shape": list(dims)}
+    for name, drawn in drawn_tensors(parse_config(settings), weight_format, seed):
+        dims = list(drawn.shape) if drawn.format != "q8_0" else [drawn.nbytes]
+        tensors[name] = (_DTYPES[drawn.format], dims, drawn.whole().tobytes())
+        if drawn.format == "q8_0":
+            quantised[name] = {"format": "q8_0", "shape": list(drawn.shape)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings), "utf-8")
     if quantised:
@@ -79,15 +70,48 @@ def write_shape(
     return folder
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorBytes:
+    """A tensor as a piece of bytes that is read round and round."""
+
+    format: Any
+    shape: tuple[int, ...]
+    piece: npt.NDArray[np.uint8]
+    nbytes: int
+
+    def whole(self) -> npt.NDArray[np.uint8]:
+        """All bytes."""
+        return np.concatenate([self.piece] * -(-self.nbytes // len(self.piece)))[: self.nbytes]
+
+
+def drawn_tensors(
+    config: ModelConfig, weight_format: str, seed: int = 6
+) -> Iterator[tuple[str, TensorBytes]]:
+    """Every tensor of a model by its name in a checkpoint."""
+    words = philox_words(seed, STREAM_VECTORS, 1, _POOL)
+    pool = (words.astype(np.float64) / 2**31 - 1).astype(np.float32)
+    shapes = expected_shapes(config)
+    names = {name: "model." + name for name in shapes}
+    if not config.tie_word_embeddings:
+        shapes = {**shapes, "lm_head.weight": (config.vocab_size, config.hidden_size)}
+        names["lm_head.weight"] = "lm_head.weight"
+    for number, (name, shape) in enumerate(shapes.items()):
+        dims = tuple(shape)
+        if len(dims) == 1:
+            vector = (1 + pool[: dims[0]] / 8).view(np.uint8)
+            yield names[name], TensorBytes("f32", dims, vector, vector.nbytes)
+            continue
+        drawn = np.roll(pool, -7919 * number) * np.float32(1.7 * dims[1] ** -0.5)
+        if weight_format == "q8_0":
+            piece, nbytes = _as_q8_0(drawn).reshape(-1), dims[0] * dims[1] // _BLOCK * 34
+        else:
+            narrowed = _as_bf16(drawn) if weight_format == "bf16" else drawn.astype(np.float16)
+            piece, nbytes = narrowed.view(np.uint8), 2 * dims[0] * dims[1]
+        yield names[name], TensorBytes(weight_format, dims, piece, nbytes)
+
+
 def _as_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def _as_f16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    return x.astype(np.float16)
-
-
-_HALVES: dict[str, tuple[str, Any]] = {"bf16": ("BF16", _as_bf16), "f16": ("F16", _as_f16)}
 
 
 def _as_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -96,10 +120,6 @@ def _as_q8_0(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     scale = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float16)
     codes = np.clip(np.rint(rows / scale.astype(np.float32)), -127, 127).astype(np.int8)
     return np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], axis=1)
-
-
-def _repeated(drawn: npt.NDArray[Any], count: int) -> bytes:
-    return np.concatenate([drawn] * -(-count // len(drawn)))[:count].tobytes()
 
 
 def _write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:

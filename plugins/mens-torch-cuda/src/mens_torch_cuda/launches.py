@@ -108,7 +108,6 @@ class Launcher:
         kernel = f"vox_step_{'normed_' if norm is not None else ''}{first.format}_{across}"
         args = constants(
             *_filled(outputs, 0),
-            *_filled([weight.padded for weight in weights], 0),
             first.columns,
             0 if end is None else _MODES[end.kind],
             int(is_coded),
@@ -186,10 +185,11 @@ class Launcher:
             blocks,
             spec.window or 0,
             int(is_coded),
+            int(rows == batch.block_tables.shape[0]),
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
-        kernel = f"vox_step_attend_{spec.heads // spec.kv_heads}"
+        kernel = f"vox_step_attend_{spec.heads // spec.kv_heads}_{-(-spec.head_dim // GROUP)}"
         self._device.launch(Launch(kernel, buffers, args, (blocks * spec.kv_heads * GROUP, rows)))
 
 

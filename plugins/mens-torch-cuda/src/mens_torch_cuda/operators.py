@@ -7,6 +7,7 @@ from typing import Any
 
 from mens_core.grid_device import Buffer, Device, constants
 from mens_core.grid_ops import GridKvCache, GridOps, GridTensor
+from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import AttentionSpec, Batch, Ints, StoredTensor
 from mens_core.rotary_blocks import make_angles
@@ -34,7 +35,10 @@ class CudaOperators(GridOps):
 
     def load_matrix(self, stored: StoredTensor) -> Any:
         """Copy a weight and pack it, where there is a packed layout."""
-        matrix = super().load_matrix(stored)
+        return self.take_matrix(super().load_matrix(stored))
+
+    def take_matrix(self, matrix: GridMatrix) -> Any:
+        """Take a weight that lies on the device as it lies in a file."""
         return packed(self._device, matrix) if can_be_packed(matrix) else matrix
 
     def embed(self, table: Any, token_ids: Ints, scale: float | None, *, name: str) -> GridTensor:
@@ -46,7 +50,7 @@ class CudaOperators(GridOps):
             f"vox_embed_packed_{table.format}",
             (*table.buffers, self._ints(token_ids)),
             (len(token_ids), table.columns),
-            constants(table.padded, table.columns, 1.0 if scale is None else float(scale)),
+            constants(table.columns, 1.0 if scale is None else float(scale)),
             name,
         )
 

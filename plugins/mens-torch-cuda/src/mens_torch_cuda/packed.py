@@ -16,6 +16,7 @@ OUTPUTS = 16
 _PADDED = 64
 """Rows are padded to a multiple of this: the outputs of the widest group."""
 _ROWS = 8
+_CHUNK_BLOCKS = 4
 _MOST_PIECES = 65535
 _COLUMNS: dict[str, int] = {"f16": 8, "bf16": 8, "q8_0": 32}
 """Columns are a multiple of this, by format."""
@@ -23,7 +24,7 @@ _COLUMNS: dict[str, int] = {"f16": 8, "bf16": 8, "q8_0": 32}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """A weight [rows, columns] whose pieces of 16 bytes lie output beside output."""
+    """A weight [rows, columns] whose pieces of 16 bytes lie output beside output, eight by eight."""
 
     format: Format
     rows: int
@@ -49,7 +50,9 @@ def packed(device: Device, matrix: GridMatrix) -> PackedMatrix:
     buffers: tuple[Buffer, ...]
     if matrix.block:
         blocks = matrix.columns // matrix.block
-        buffers = (device.empty(padded * matrix.columns), device.empty(2 * padded * blocks))
+        # Room for the scales of whole chunks: four at a time are read.
+        scales = device.zeros(2 * padded * -(-blocks // _CHUNK_BLOCKS) * _CHUNK_BLOCKS)
+        buffers = (device.empty(padded * matrix.columns), scales)
         kernel, pieces = "vox_pack_q8_0", blocks
     else:
         buffers = (device.empty(2 * padded * matrix.columns),)
@@ -61,6 +64,6 @@ def packed(device: Device, matrix: GridMatrix) -> PackedMatrix:
 def linear_launch(weight: PackedMatrix, rows: int) -> tuple[str, bytes, tuple[int, int]]:
     """Return kernel, constants and threads of x W^T for so many rows."""
     together = 1 if rows == 1 else _ROWS
-    args = constants(weight.rows, weight.padded, weight.columns, rows)
+    args = constants(weight.rows, weight.columns, rows)
     threads = (-(-weight.rows // OUTPUTS) * GROUP, -(-rows // together))
     return f"vox_packed_{weight.format}_{together}", args, threads

@@ -22,6 +22,7 @@ struct AttendArgs {  // group (KV block of the row's, key/value head), row
   int32_t blocks_per_sequence;
   int32_t window;
   int32_t codes_out;
+  int32_t is_single;  // whether each sequence has one row in this step
   float scale;
   float softcap;
 };
@@ -29,12 +30,12 @@ struct AttendArgs {  // group (KV block of the row's, key/value head), row
 enum {
   kHeadSums = kWidestHead / (int)kChunk,
   kChannels = kWidestHead / kGroup,  // of a thread
-  kQueries1 = kWidestHead,
-  kQueries2 = 2 * kWidestHead,
-  kQueries4 = 4 * kWidestHead,
-  kWeights1 = kGroup,
-  kWeights2 = 2 * kGroup,
-  kWeights4 = 4 * kGroup,
+  kQueryQuads1 = kWidestHead / 4,
+  kQueryQuads2 = 2 * kQueryQuads1,
+  kQueryQuads4 = 4 * kQueryQuads1,
+  kWeightQuads1 = kGroup / 4,
+  kWeightQuads2 = 2 * kWeightQuads1,
+  kWeightQuads4 = 4 * kWeightQuads1,
   kHighest1 = 16,
   kHighest2 = 32,
   kHighest4 = 64,
@@ -69,7 +70,6 @@ VOX_KERNEL(vox_step_place)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(floa
                            VOX_OUT(int32_t, k_rope_faults, 16), VOX_ARGS(PlaceArgs, 17)) {
   VOX_SHARED float staged[kWidestHead];
   VOX_SHARED float sums[kHeadSums];
-  let_next_start();
   wait_for_inputs();
   const int32_t width = args.head_dim, pairs = width / 2, position = positions[VOX_GROUP_Y], slot = position % (int32_t)kBlock;
   const bool is_query = VOX_GROUP_X < args.heads, is_value = VOX_GROUP_X >= args.heads + args.kv_heads;
@@ -132,9 +132,36 @@ struct Attend {
   int8_t* codes;
   float* scales;
   int32_t* faults;
-  float *query, *weights, *highest;
+  float *query, *weights, *highest;  // aligned as Quad
   int32_t* magnitudes;
 };
+
+// A load that stays where it is written, before barriers and before it is used.
+CANON float early(const float* from) {
+#if defined(__CUDA_ARCH__)
+  float to;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(to) : "l"(from));
+  return to;
+#else
+  return *from;
+#endif
+}
+CANON void expect(const float* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
+
+// Half a chunk of keys (of one slot, over channels) or of values (of one channel, over slots).
+enum { kHalf = 64 };
+struct HalfChunk {
+  float terms[kHalf];
+};
+CANON void early_half(HalfChunk& to, const float* from, int64_t step, int32_t count) {
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i)
+    if (i < count) to.terms[i] = early(from + i * step);
+}
 
 // Divide, write, and make codes of one head's channels.
 CANON void attended(const Attend& at, const AttendArgs& args, int64_t head, const float* o, float l) {
@@ -165,54 +192,93 @@ CANON void attended(const Attend& at, const AttendArgs& args, int64_t head, cons
   }
 }
 
-// G query heads that share a key/value head, over one KV block; then, in the last group, the fold.
-template <int G>
+// The thread's i-th channel; a thread beyond the head reads one that is there.
+CANON int32_t channel(int i, int32_t width) {
+  const int32_t c = VOX_LOCAL + i * kGroup;
+  return c < width ? c : 0;
+}
+
+// G query heads that share a key/value head, over one KV block; then, in the last group, the fold. C chunks of
+// channels. Keys and values come in halves of chunks, two of which are on their way at any time.
+template <int G, int C>
 CANON void attend(const Attend& at, const AttendArgs& args) {
-  let_next_start();
-  wait_for_inputs();
   const int64_t kv_head = VOX_GROUP_X % args.kv_heads, index = VOX_GROUP_X / args.kv_heads, row = VOX_GROUP_Y;
   const int32_t last = at.positions[row];
   const int32_t low = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
   const int32_t first_block = low / (int32_t)kBlock, b = first_block + (int32_t)index;
   const int32_t count = last / (int32_t)kBlock - first_block + 1;
-  if (index >= count) return;
-  const int64_t head = kv_head * G, width = args.head_dim;
+  if (index >= count) {
+    wait_for_inputs();
+    return;
+  }
+  const int64_t head = kv_head * G;
+  const int32_t width = args.head_dim;
   const int64_t table = (int64_t)at.sequences[row] * args.blocks_per_sequence;
   const int32_t start = b * (int32_t)kBlock;
   const int32_t begin = low > start ? low - start : 0;
   const int32_t end = last - start < (int32_t)kBlock ? last - start + 1 : (int32_t)kBlock;
   const int64_t cache = (int64_t)at.block_tables[table + b] * args.kv_heads + kv_head;
   const bool is_inside = VOX_LOCAL >= begin && VOX_LOCAL < end;
-  for (int32_t c = VOX_LOCAL; c < G * width; c += kGroup) at.query[c] = at.q[(row * args.heads + head) * width + c];
+  const float* key = at.keys + cache * width * kBlock + VOX_LOCAL;
+  const float* value = at.values + cache * kBlock * args.value_stride;
+  HalfChunk halves[2];
+  // Other positions than the row's own were stored by earlier steps, where a sequence has one row.
+  if (args.is_single != 0) {
+    early_half(halves[0], key, kBlock, width);
+    early_half(halves[1], key + (int64_t)kHalf * kBlock, kBlock, width - kHalf);
+    for (int32_t c = 0; c < width; c += 32) expect(value + (int64_t)VOX_LOCAL * args.value_stride + c);
+  }
+  wait_for_inputs();
+  if (args.is_single == 0 || start + VOX_LOCAL == last) {
+    early_half(halves[0], key, kBlock, width);
+    early_half(halves[1], key + (int64_t)kHalf * kBlock, kBlock, width - kHalf);
+  }
+  for (int32_t c = VOX_LOCAL; c < G * width; c += kGroup) {
+    // Each head's channels begin at a multiple of four floats.
+    at.query[c / width * kWidestHead + c % width] = at.q[(row * args.heads + head) * width + c];
+  }
   VOX_BARRIER();
+  float y[G], p[G];
+#pragma unroll
+  for (int g = 0; g < G; ++g) y[g] = p[g] = 0.0f;
+#pragma unroll
+  for (int t = 0; t < 2 * C; ++t) {
+    const HalfChunk& mine = halves[t & 1];
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        const Quad x = *(const Quad*)(at.query + g * kWidestHead + t * kHalf + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (t * kHalf + i + j < width) p[g] = f_fma(x.values[j], mine.terms[i + j], p[g]);
+      }
+    }
+    if (t % 2 == 1) {
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        if (t == 1 || (t - 1) * kHalf < width) y[g] = chunk_folded(t == 1, y[g], p[g]);
+        p[g] = 0.0f;
+      }
+    }
+    // Two halves on: keys, then values.
+    const int next = t + 2;
+    if (next < 2 * C)
+      early_half(halves[t & 1], key + (int64_t)next * kHalf * kBlock, kBlock, width - next * kHalf);
+    else
+      early_half(halves[t & 1], value + (int64_t)(next - 2 * C) * kHalf * args.value_stride + channel(0, width),
+                 args.value_stride, kHalf);
+  }
   float s[G];
 #pragma unroll
-  for (int g = 0; g < G; ++g) s[g] = f_from((int32_t)0xFF800000u);
-  if (is_inside) {
-    const float* key = at.keys + cache * width * kBlock + VOX_LOCAL;
-    float y[G];
-    for (int32_t first = 0; first < width; first += (int32_t)kChunk) {
-      const int32_t stop = first + (int32_t)kChunk < width ? first + (int32_t)kChunk : (int32_t)width;
-      float p[G];
-#pragma unroll
-      for (int g = 0; g < G; ++g) p[g] = 0.0f;
-#pragma unroll 64
-      for (int32_t c = first; c < stop; ++c) {
-        const float k = key[(int64_t)c * kBlock];
-#pragma unroll
-        for (int g = 0; g < G; ++g) p[g] = f_fma(at.query[g * width + c], k, p[g]);
-      }
-#pragma unroll
-      for (int g = 0; g < G; ++g) y[g] = chunk_folded(first == 0, first == 0 ? 0.0f : y[g], p[g]);
-    }
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
+  for (int g = 0; g < G; ++g) {
+    s[g] = f_from((int32_t)0xFF800000u);
+    if (is_inside) {
       s[g] = f_mul(y[g], args.scale);
       if (args.softcap != 0.0f) s[g] = f_softcap(s[g], args.softcap);
     }
+    at.weights[g * kGroup + VOX_LOCAL] = s[g];
   }
-#pragma unroll
-  for (int g = 0; g < G; ++g) at.weights[g * kGroup + VOX_LOCAL] = s[g];
   VOX_BARRIER();
   if (VOX_LOCAL < 16 * G) {
     const float* of = at.weights + VOX_LOCAL / 16 * kGroup + VOX_LOCAL % 16;
@@ -233,36 +299,39 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
   }
   VOX_BARRIER();
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) {
-    const int32_t c = VOX_LOCAL + i * kGroup;
-    if (i > 0 && c >= width) continue;
-    // A thread beyond the head sums the weights too, and reads a channel that is there.
-    const float* value = at.values + cache * kBlock * args.value_stride + (c < width ? c : 0);
-    float sum[G], total[G];
+  for (int g = 0; g < G; ++g) {
+    l[g] = 0.0f;
 #pragma unroll
-    for (int g = 0; g < G; ++g) sum[g] = total[g] = 0.0f;
-#pragma unroll 32
-    for (int32_t j = begin; j < end; ++j) {
-      const float x = value[(int64_t)j * args.value_stride];
+    for (int i = 0; i < kChannels; ++i) o[g][i] = 0.0f;
+  }
+#pragma unroll
+  for (int t = 0; t < 2 * C; ++t) {
+    const HalfChunk& mine = halves[t & 1];
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
 #pragma unroll
       for (int g = 0; g < G; ++g) {
-        const float w = at.weights[g * kGroup + j];
-        sum[g] = PlainSum::step(w, sum[g]);
-        total[g] = f_fma(w, x, total[g]);
+        const int32_t first = t % 2 * kHalf + i;
+        const Quad w = *(const Quad*)(at.weights + g * kGroup + first);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (first + j < begin || first + j >= end) continue;
+          if (t < 2) l[g] = PlainSum::step(w.values[j], l[g]);
+          o[g][t / 2] = f_fma(w.values[j], mine.terms[i + j], o[g][t / 2]);
+        }
       }
     }
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      if (i == 0) l[g] = sum[g];
-      o[g][i] = total[g];
-    }
+    const int next = t + 2;
+    if (next < 2 * C)
+      early_half(halves[t & 1], value + (int64_t)(next % 2) * kHalf * args.value_stride + channel(next / 2, width),
+                 args.value_stride, kHalf);
   }
   if (count == 1) {
 #pragma unroll
     for (int g = 0; g < G; ++g) attended(at, args, head + g, o[g], l[g]);
     return;
   }
-  const int64_t part = width + 2;
+  const int64_t part = (int64_t)width + 2;
 #pragma unroll
   for (int g = 0; g < G; ++g) {
     float* mine = at.parts + ((row * args.heads + head + g) * args.blocks_per_sequence + index) * part;
@@ -306,23 +375,28 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
 }  // namespace VOX_ISA
 }  // namespace vox
 
-#define VOX_STEP_ATTEND(G)                                                                                           \
-  VOX_KERNEL(vox_step_attend_##G)(VOX_IN(float, q, 0), VOX_IN(float, keys, 1), VOX_IN(float, values, 2),             \
-                                  VOX_IN(int32_t, positions, 3), VOX_IN(int32_t, sequences, 4),                      \
-                                  VOX_IN(int32_t, block_tables, 5), VOX_OUT(float, parts, 6),                        \
-                                  VOX_OUT(int32_t, counters, 7), VOX_OUT(float, out, 8), VOX_OUT(int8_t, codes, 9),  \
-                                  VOX_OUT(float, scales, 10), VOX_OUT(int32_t, faults, 11), VOX_ARGS(AttendArgs, 12)) { \
-    VOX_SHARED float query[kQueries##G];                                                                             \
-    VOX_SHARED float weights[kWeights##G];                                                                           \
+#define VOX_STEP_ATTEND(G, C)                                                                                        \
+  VOX_KERNEL(vox_step_attend_##G##_##C)(VOX_IN(float, q, 0), VOX_IN(float, keys, 1), VOX_IN(float, values, 2),       \
+                                        VOX_IN(int32_t, positions, 3), VOX_IN(int32_t, sequences, 4),                \
+                                        VOX_IN(int32_t, block_tables, 5), VOX_OUT(float, parts, 6),                  \
+                                        VOX_OUT(int32_t, counters, 7), VOX_OUT(float, out, 8),                       \
+                                        VOX_OUT(int8_t, codes, 9), VOX_OUT(float, scales, 10),                       \
+                                        VOX_OUT(int32_t, faults, 11), VOX_ARGS(AttendArgs, 12)) {                    \
+    VOX_SHARED Quad query[kQueryQuads##G];                                                                           \
+    VOX_SHARED Quad weights[kWeightQuads##G];                                                                        \
     VOX_SHARED float highest[kHighest##G];                                                                           \
     VOX_SHARED int32_t magnitudes[kGroup];                                                                           \
-    const Attend at = {q, keys, values, positions, sequences, block_tables, parts, counters, out, codes, scales,     \
-                       faults, query, weights, highest, magnitudes};                                                 \
-    attend<G>(at, args);                                                                                             \
+    const Attend at = {q,   keys,  values, positions, sequences,           block_tables,           parts,            \
+                       counters, out, codes, scales, faults, (float*)(Quad*)query, (float*)(Quad*)weights, highest,  \
+                       magnitudes};                                                                                  \
+    attend<G, C>(at, args);                                                                                          \
   }
-VOX_STEP_ATTEND(1)
-VOX_STEP_ATTEND(2)
-VOX_STEP_ATTEND(4)
+VOX_STEP_ATTEND(1, 1)
+VOX_STEP_ATTEND(2, 1)
+VOX_STEP_ATTEND(4, 1)
+VOX_STEP_ATTEND(1, 2)
+VOX_STEP_ATTEND(2, 2)
+VOX_STEP_ATTEND(4, 2)
 #undef VOX_STEP_ATTEND
 
 // --- the highest logit -------------------------------------------------------------------------------------------
@@ -358,7 +432,6 @@ VOX_KERNEL(vox_step_argmax)(VOX_IN(float, x, 0), VOX_OUT(float, parts, 1), VOX_O
   VOX_SHARED float most[kGroup];
   VOX_SHARED int32_t ids[kGroup];
   VOX_SHARED int32_t before[kSlices];
-  let_next_start();
   wait_for_inputs();
   const int64_t row = VOX_GROUP_Y, groups = (args.width + kArgmaxPart - 1) / kArgmaxPart;
   const int32_t first = (int32_t)VOX_GROUP_X * kArgmaxPart;

@@ -1,8 +1,9 @@
 // Linear layers over weights packed for GPUs that read 16 bytes a thread: the bits of grid/float_weights.h and
 // grid/quantised.h. Compiled behind the grid kernels, in the same text.
 //
-// A piece is 16 bytes of one output's weights: 8 halves or 16 codes. Pieces of neighbouring outputs lie side by
-// side, [pieces of a row][padded outputs], so that threads of neighbouring outputs read neighbouring memory. A
+// A piece is 16 bytes of one output's weights: 8 halves or 16 codes. Pieces of eight outputs lie side by side,
+// [outputs / 8][pieces of a row][8], so that a chunk of eight outputs is 1 or 2 KiB in a row, which is what the
+// memory is fast at. Scales of quantised weights: [outputs / 8][chunks][8][4 blocks of the chunk]. A
 // group makes 16 outputs of kRows rows: thread (slice, output) has every eighth chunk, and the chunks are folded
 // in their order by one thread per output and row.
 
@@ -29,6 +30,13 @@ enum {
   kStaged = kWidest * ((int)kChunk + 1),  // one float more per chunk: threads of different chunks read different banks
 };
 
+// Where piece `p` of output `n` lies.
+CANON int64_t piece_at(int64_t n, int64_t p, int64_t pieces) { return (n / 8 * pieces + p) * 8 + n % 8; }
+// Where the scale of block `b` of output `n` lies.
+CANON int64_t scale_at(int64_t n, int64_t b, int64_t blocks) {
+  return (n / 8 * ((blocks + 3) / 4) + b / 4) * 32 + n % 8 * 4 + b % 4;
+}
+
 struct PackArgs {  // thread (output, piece)
   int32_t outputs;
   int32_t padded;
@@ -37,13 +45,11 @@ struct PackArgs {  // thread (output, piece)
 
 struct PackedArgs {  // group (outputs, rows)
   int32_t outputs;
-  int32_t padded;
   int32_t columns;
   int32_t rows;
 };
 
 struct PackedEmbedArgs {  // thread (column, row)
-  int32_t padded;
   int32_t columns;
   float scale;
 };
@@ -111,15 +117,15 @@ struct HalvesOf {
   CANON void chunk(const HalvesOf& in, const PackedArgs& args, int64_t n, int32_t chunk, const float* x, float* p) {
     enum { pieces = (int)kChunk / 8 };
     const int32_t left = args.columns - chunk * (int32_t)kChunk;
-    const Piece* w = in.weight + (int64_t)chunk * pieces * args.padded + n;
+    const Piece* w = in.weight + piece_at(n, (int64_t)chunk * pieces, args.columns / 8);
     if (left < (int32_t)kChunk) {
       for (int32_t i = 0; i < left / 8; ++i)
-        for (int r = 0; r < Rows; ++r) p[r] = eight(w[(int64_t)i * args.padded], x + r * staged + 8 * i, p[r]);
+        for (int r = 0; r < Rows; ++r) p[r] = eight(w[(int64_t)i * 8], x + r * staged + 8 * i, p[r]);
       return;
     }
     Piece all[pieces];
 #pragma unroll
-    for (int i = 0; i < pieces; ++i) all[i] = w[(int64_t)i * args.padded];
+    for (int i = 0; i < pieces; ++i) all[i] = w[(int64_t)i * 8];
 #pragma unroll
     for (int i = 0; i < pieces; ++i) {
 #pragma unroll
@@ -131,8 +137,8 @@ struct HalvesOf {
 struct CodesOf {
   const int8_t* codes;
   const float* scales;
-  const Piece* weight;           // [2 * blocks of a row][padded]
-  const uint16_t* weight_scales;  // [blocks of a row][padded]
+  const Piece* weight;
+  const uint16_t* weight_scales;
   enum { staged = 0 };
   int64_t first_row;
 
@@ -144,8 +150,8 @@ struct CodesOf {
     const int32_t blocks = args.columns / 32, begin = chunk * 4, end = begin + 4 < blocks ? begin + 4 : blocks;
 #pragma unroll 4
     for (int32_t b = begin; b < end; ++b) {
-      const Piece low = in.weight[(int64_t)(2 * b) * args.padded + n], high = in.weight[(int64_t)(2 * b + 1) * args.padded + n];
-      const float d = f16_widened(in.weight_scales[(int64_t)b * args.padded + n]);
+      const Piece low = in.weight[piece_at(n, 2 * b, 2 * blocks)], high = in.weight[piece_at(n, 2 * b + 1, 2 * blocks)];
+      const float d = f16_widened(in.weight_scales[scale_at(n, b, blocks)]);
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
         const int64_t row = first_row + r < args.rows ? first_row + r : args.rows - 1;
@@ -226,7 +232,7 @@ VOX_KERNEL(vox_pack_halves)(VOX_IN(Piece, source, 0), VOX_OUT(Piece, out, 1), VO
   const int64_t n = VOX_THREAD_X, k = VOX_THREAD_Y;
   if (n >= args.padded) return;
   const Piece none = {{0, 0, 0, 0}};
-  out[k * args.padded + n] = n < args.outputs ? source[n * (args.columns / 8) + k] : none;
+  out[piece_at(n, k, args.columns / 8)] = n < args.outputs ? source[n * (args.columns / 8) + k] : none;
 }
 
 // One block of one output: two pieces and a scale.
@@ -240,9 +246,9 @@ VOX_KERNEL(vox_pack_q8_0)(VOX_IN(uint16_t, source, 0), VOX_OUT(Piece, out, 1), V
     if (n < args.outputs)
       for (int i = 0; i < 4; ++i)
         piece.words[i] = (uint32_t)block[1 + half * 8 + 2 * i] | (uint32_t)block[2 + half * 8 + 2 * i] << 16;
-    out[(2 * b + half) * args.padded + n] = piece;
+    out[piece_at(n, 2 * b + half, args.columns / 16)] = piece;
   }
-  scales[b * args.padded + n] = n < args.outputs ? block[0] : (uint16_t)0;
+  scales[scale_at(n, b, args.columns / 32)] = n < args.outputs ? block[0] : (uint16_t)0;
 }
 
 #define VOX_PACKED_EMBED(suffix, F)                                                                                  \
@@ -250,7 +256,7 @@ VOX_KERNEL(vox_pack_q8_0)(VOX_IN(uint16_t, source, 0), VOX_OUT(Piece, out, 1), V
                                         VOX_OUT(int32_t, faults, 3), VOX_ARGS(PackedEmbedArgs, 4)) {                 \
     const int64_t k = VOX_THREAD_X;                                                                                  \
     if (k >= args.columns) return;                                                                                   \
-    const uint32_t bits = table[(k / 8 * args.padded + ids[VOX_THREAD_Y]) * 8 + k % 8];                              \
+    const uint32_t bits = table[piece_at(ids[VOX_THREAD_Y], k / 8, args.columns / 8) * 8 + k % 8];                              \
     const float y = f_mul(F::low(bits), args.scale);                                                                 \
     out[VOX_THREAD_Y * args.columns + k] = y;                                                                        \
     VOX_WATCH(y, VOX_THREAD_Y);                                                                                      \
@@ -263,8 +269,8 @@ VOX_KERNEL(vox_embed_packed_q8_0)(VOX_IN(int8_t, table, 0), VOX_IN(uint16_t, sca
                                   VOX_OUT(float, out, 3), VOX_OUT(int32_t, faults, 4), VOX_ARGS(PackedEmbedArgs, 5)) {
   const int64_t k = VOX_THREAD_X, n = ids[VOX_THREAD_Y];
   if (k >= args.columns) return;
-  const float d = f16_to_f32(scales[k / 32 * args.padded + n]);
-  const float y = f_mul(weight_of(d, table[(k / 16 * args.padded + n) * 16 + k % 16]), args.scale);
+  const float d = f16_to_f32(scales[scale_at(n, k / 32, args.columns / 32)]);
+  const float y = f_mul(weight_of(d, table[piece_at(n, k / 16, args.columns / 16) * 16 + k % 16]), args.scale);
   out[VOX_THREAD_Y * args.columns + k] = y;
   VOX_WATCH(y, VOX_THREAD_Y);
 }

@@ -6,14 +6,14 @@
 namespace vox {
 namespace VOX_ISA {
 
+// Until here, nothing that an earlier kernel writes may be read, and nothing written. Then the next kernel may
+// start: earlier, its groups would take the place of this one's.
+CANON void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Until here, nothing that an earlier kernel writes may be read, and nothing written.
-CANON void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-CANON void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-#else
-CANON void wait_for_inputs() {}
-CANON void let_next_start() {}
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
 
 // Weights are read once: they need no place in the first cache. Volatile, so that it stays before a barrier.
 CANON Piece streamed(const Piece* from) {
@@ -44,7 +44,6 @@ enum {
 
 struct StepArgs {  // group (outputs of one of three weights, row); a gate: of both weights
   int32_t outputs0, outputs1, outputs2;
-  int32_t padded0, padded1, padded2;
   int32_t columns;
   int32_t mode;
   int32_t codes_out;  // whether a gate's outputs are wanted as int8 codes too
@@ -64,12 +63,12 @@ struct StepHalves {
   struct Input {
     const float* x;
   };
-  CANON void load(Loaded& to, const Weights& in, int which, int64_t padded, int64_t n, int32_t chunk, int32_t columns) {
-    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + (int64_t)chunk * pieces * padded + n;
+  CANON void load(Loaded& to, const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * pieces, columns / 8);
     const int32_t left = columns - chunk * (int32_t)kChunk;
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-      if (8 * i < left) to.pieces[i] = streamed(w + (int64_t)i * padded);
+      if (8 * i < left) to.pieces[i] = streamed(w + i * 8);
   }
   // `x`: the chunk's terms.
   template <class X>
@@ -82,27 +81,31 @@ struct StepHalves {
   }
 };
 
+struct alignas(8) FourScales {
+  uint16_t values[4];
+};
+
 // Q8_0: a chunk of one output is four blocks, each two pieces and a scale.
 struct StepCodes {
   struct Loaded {
     Piece pieces[8];
-    uint16_t scales[4];
+    FourScales scales;
   };
   struct Weights {
     const Piece *w0, *w1, *w2;
     const uint16_t *d0, *d1, *d2;
   };
-  CANON void load(Loaded& to, const Weights& in, int which, int64_t padded, int64_t n, int32_t chunk, int32_t columns) {
+  CANON void load(Loaded& to, const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
     const int32_t left = columns / 32 - 4 * chunk;
-    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + (int64_t)chunk * 8 * padded + n;
-    const uint16_t* d = (which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2) + (int64_t)chunk * 4 * padded + n;
+    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * 8, columns / 16);
+    const uint16_t* d = (which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2) + scale_at(n, 4 * chunk, columns / 32);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       if (b >= left) continue;
-      to.pieces[2 * b] = streamed(w + (int64_t)(2 * b) * padded);
-      to.pieces[2 * b + 1] = streamed(w + (int64_t)(2 * b + 1) * padded);
-      to.scales[b] = d[(int64_t)b * padded];
+      to.pieces[2 * b] = streamed(w + 16 * b);
+      to.pieces[2 * b + 1] = streamed(w + 16 * b + 8);
     }
+    to.scales = *(const FourScales*)d;  // there is room for four, always
   }
   // `codes`, `scales`: of the chunk's four blocks.
   template <class C, class S>
@@ -118,7 +121,7 @@ struct StepCodes {
 #pragma unroll
         for (int i = 0; i < 4; ++i) dot = dot4(w.pieces[2 * b + half].words[i], a.words[i], dot);
       }
-      p = block_chained(p, f16_widened(w.scales[b]), scales[b], dot);
+      p = block_chained(p, f16_widened(w.scales.values[b]), scales[b], dot);
     }
     return p;
   }
@@ -327,13 +330,6 @@ struct NormedCodes {
   }
 };
 
-template <class F>
-CANON void fetched(typename F::Loaded& to, const StepArgs& args, const typename F::Weights& weights, int which, int64_t n,
-                   int32_t chunk) {
-  const int32_t padded = which == 0 ? args.padded0 : which == 1 ? args.padded1 : args.padded2;
-  F::load(to, weights, which, padded, n, chunk, args.columns);
-}
-
 // Thread (slice, output) has every `slices`th chunk; a gate's chunks are those of both weights.
 template <class F, class H, int T, class In>
 CANON void step_linear(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
@@ -345,14 +341,13 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
   typename F::Loaded loaded;
   int32_t v = VOX_LOCAL / T;
-  let_next_start();
-  if (v < all) fetched<F>(loaded, args, weights, is_gate ? v / chunks : at.which, n, v % chunks);
+  if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
   wait_for_inputs();
   In::prepare(in, args);
   while (v < all) {
     partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns);
     v += kGroup / T;
-    if (v < all) fetched<F>(loaded, args, weights, is_gate ? v / chunks : at.which, n, v % chunks);
+    if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
   }
   step_end<T>(args, at, to, partials, exchange);
 }
