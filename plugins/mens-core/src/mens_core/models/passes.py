@@ -38,10 +38,7 @@ class ForwardPass:
         made = self.ops.linear_many(
             x, [linear.weight for linear in linears], names=[linear.name for linear in linears]
         )
-        return [
-            y if linear.lora is None else self._updated(linear, x, y)
-            for linear, y in zip(linears, made, strict=True)
-        ]
+        return self._all_updated(linears, x, made)
 
     def kv_append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store the rows' keys and values."""
@@ -53,6 +50,21 @@ class ForwardPass:
 
     def keep(self, name: str, *tensors: Tensor) -> None:
         """Note what a backward pass would need: nothing here."""
+
+    def _all_updated(self, linears: Sequence[Linear], x: Tensor, made: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of layers of one input, with their updates.
+
+        Part by part: what doesn't wait for one another then stands together, for a lane that runs it at once.
+        """
+        ops = cast(TrainingOps, self.ops)
+        loras = {i: lora for i, linear in enumerate(linears) if (lora := linear.lora) and not lora.is_zero}
+        names = [linear.name for linear in linears]
+        u = {i: ops.linear(x, lora.a, name=f"{names[i]}.lora_A") for i, lora in loras.items()}
+        v = {i: ops.linear(u[i], lora.b, name=f"{names[i]}.lora_B") for i, lora in loras.items()}
+        return [
+            ops.add_scaled(y, v[i], loras[i].scale, name=f"{names[i]}.adapted") if i in loras else y
+            for i, y in enumerate(made)
+        ]
 
     def _updated(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
         lora, ops = linear.lora, cast(TrainingOps, self.ops)
@@ -134,6 +146,12 @@ class TrainingPass(ForwardPass):
     def kept(self, name: str) -> tuple[Any, ...]:
         """Return what `keep` was given."""
         return self._kept[name]
+
+    def _all_updated(self, linears: Sequence[Linear], x: Tensor, made: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            y if linear.lora is None else self._updated(linear, x, y)
+            for linear, y in zip(linears, made, strict=True)
+        ]
 
     def _updated(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
         lora, ops, name = linear.lora, self.ops, linear.name
