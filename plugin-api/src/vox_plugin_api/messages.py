@@ -224,11 +224,8 @@ Method = Literal[
     "unload",
     "self_test",
     "conformance",
-<<<<<<< HEAD
-    "train_plan",
-=======
     "merge_adapter",
->>>>>>> merge
+    "train_plan",
     "train_begin",
     "train_step",
     "train_evaluate",
