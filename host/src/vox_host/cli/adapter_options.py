@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from vox_host.exporting.merging import Dtype, MergeJob, choose_plugin
 from vox_host.hardware.probe import probe_machine
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
+from vox_host.runs.open import open_adapter
 from vox_host.runs.source import AdapterSource
 from vox_host.settings import Settings, load_settings
 
@@ -85,6 +87,8 @@ class AdapterOptions:
             raise UsageError("usage", f"--dtype is one of {', '.join(_DTYPES)}; found {self.dtype!r}")
         settings = load_settings()
         catalogue = Catalogue(settings.models_dir)
+        if not Path(run).is_dir() and not (catalogue.models_dir / run).is_dir():
+            open_adapter(Path(run))  # says what it looked for
         named = find_named_model(catalogue, run, base=self.base)
         if named.adapter is None:
             raise UsageError(
