@@ -1,10 +1,16 @@
-"""The sides of a comparison on the CPU lane: the scalar reference and each instruction set."""
+"""The sides of a comparison: the reference, each instruction set of the CPU, grid kernels on the shim."""
 
 from __future__ import annotations
 
 import platform
 
 import pytest
+
+from grid_shim import build as shim
+from grid_shim.check import ALL, results
+from grid_shim.device import ShimDevice, native_angles
+from mens_core.grid_training_ops import GridTrainingOps
+from mens_core.kernel_source import CUDA_OPTIONS, grid_source
 
 INSTRUCTION_SETS = ["neon", "neon_dot"] if platform.machine() in ("aarch64", "arm64") else ["avx2", "avx512"]
 
@@ -46,3 +52,39 @@ def kernels(library, isa):
     from lanes.cpu_calls import Native
 
     return lambda threads: Native(library, isa, threads)
+
+
+@pytest.fixture(scope="session")
+def shim_folder(tmp_path_factory):
+    if shim.compiler() is None:
+        pytest.skip("needs a C++ compiler or the ziglang wheel")
+    return tmp_path_factory.mktemp("grid")
+
+
+@pytest.fixture(scope="session")
+def lane(library, shim_folder):
+    """Makes the operators over a form of the grid kernels; by default as they are."""
+
+    def make(target, source=None, options=CUDA_OPTIONS, *, optimise=None, **device):
+        text = grid_source(target) if source is None else source
+        # A changed source runs a case or two: what counts is how soon it is compiled.
+        level = optimise or ("-O1" if source is None else "-O0")
+        built = shim.build(shim_folder, text, target, options, optimise=level)
+        return GridTrainingOps(ShimDevice(built, **device), native_angles(library.reference))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def expected(library):
+    """What the scalar reference gives, by the name of the case."""
+    from mens_cpu_ref.training_lane import ReferenceTrainingOps
+
+    known: dict[str, list[bytes]] = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = results(ALL[name], ReferenceTrainingOps())
+        return known[name]
+
+    return of

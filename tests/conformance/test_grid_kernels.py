@@ -8,70 +8,30 @@ commonly goes wrong on a GPU would show.
 from __future__ import annotations
 
 import re
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from grid_shim import build as shim
+from grid_shim.check import ALL, caught, changed, results
 from grid_shim.device import LaunchError, ShimDevice, native_angles
-from grid_shim.shapes import LONG, SHAPES
-from mens_core.conformance.cases import CASES
+from grid_shim.shapes import LONG
 from mens_core.grid_device import Launch, constants
-from mens_core.grid_ops import GridOps
-from mens_core.kernel_source import CUDA_OPTIONS, GROUP, grid_source
+from mens_core.grid_training_ops import GridTrainingOps
+from mens_core.kernel_source import GROUP, grid_source
 
 TARGETS = ("metal", "cuda")
-ALL = {**{f"quick/{name}": case for name, case in CASES.items()}, **SHAPES}
-
-
-@pytest.fixture(scope="session")
-def shim_folder(tmp_path_factory):
-    if shim.compiler() is None:
-        pytest.skip("needs a C++ compiler or the ziglang wheel")
-    return tmp_path_factory.mktemp("grid")
-
-
-@pytest.fixture(scope="session")
-def lane(library, shim_folder):
-    """Makes the operators over a form of the kernels; by default as they are."""
-
-    def make(target, source=None, options=CUDA_OPTIONS, *, optimise=None, **device):
-        text = grid_source(target) if source is None else source
-        # A changed source runs a case or two: what counts is how soon it is compiled.
-        level = optimise or ("-O1" if source is None else "-O0")
-        built = shim.build(shim_folder, text, target, options, optimise=level)
-        return GridOps(ShimDevice(built, **device), native_angles(library.reference))
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def expected(library):
-    from mens_cpu_ref.reference_lane import ReferenceOps
-
-    known: dict[str, list[bytes]] = {}
-
-    def of(name):
-        if name not in known:
-            known[name] = results(ALL[name], ReferenceOps())
-        return known[name]
-
-    return of
-
-
-def results(case, ops):
-    ops.take_faults()
-    arrays = [np.asarray(array).tobytes() for array in case(ops)]
-    faults = [f"{fault.name} {fault.rows}".encode() for fault in ops.take_faults()]
-    assert arrays or faults, "the case compares nothing"
-    return arrays + faults
 
 
 @pytest.mark.parametrize(
     "target, name",
     # The CUDA form runs over all of them where its vectors are recorded (test_grid_on_cuda).
-    [*(("metal", name) for name in ALL), *(("cuda", name) for name in ALL if name.startswith("quick/"))],
+    [
+        *(("metal", name) for name in ALL),
+        *(("cuda", name) for name in ALL if name.startswith(("quick/", "training/"))),
+    ],
 )
 def test_the_kernels_give_the_reference_s_bytes(lane, expected, target, name):
     assert results(ALL[name], lane(target)) == expected(name)
@@ -102,22 +62,6 @@ def test_elementary_functions(library, lane, target, which):
 
 
 # --- planted errors ----------------------------------------------------------------------------
-
-
-def changed(target, *replacements):
-    """The source with each text, which must be there, replaced by another."""
-    source = grid_source(target)
-    for old, new in replacements:
-        assert old in source
-        source = source.replace(old, new)
-    return source
-
-
-def caught(name, ops, expected):
-    try:
-        return results(ALL[name], ops) != expected(name)
-    except LaunchError:
-        return True
 
 
 FUSED = ("linear/q8_0/near ties", "linear/q6_k/near ties")
@@ -210,19 +154,38 @@ def test_a_read_before_a_buffer_is_named(lane):
         results(ALL["add/3x127"], lane("metal", source, at_end=False))
 
 
+BARRIERS = (
+    "attention/4/2x64/None/None",
+    f"norm/{LONG}",
+    f"choose/2x{LONG}",
+    "training/attention_backward",
+    "linear_backward/f32/3x128x1",
+    "linear_backward/f32/17x129x3",
+    "example_products/128+129+1/17x129",
+    "cross_entropy/2x130",
+)
+"""Cases in which the barriers are needed, each in some of them."""
+
+
 def test_each_barrier_is_needed(lane, expected):
     """Take away one after the other: in one order of the threads or the other, bits change."""
-    source = grid_source("metal")
-    places = [m.start() for m in re.finditer(r"VOX_BARRIER\(\);", source)]
-    assert len(places) >= 8
-    names = ("attention/4/2x64/None/None", f"norm/{LONG}", f"choose/2x{LONG}")
-    missed = []
-    for place in places:
-        without = source[:place] + source[place + len("VOX_BARRIER();") :]
-        if not any(
-            caught(name, lane("metal", without, order=order), expected) for name in names for order in (0, 1)
-        ):
-            missed.append(source[:place].count("\n"))
+    numbers = count()
+    source = re.sub(
+        r"VOX_BARRIER\(\);",
+        lambda found: f"if (vox_shim::is_kept({next(numbers)})) {found[0]}",
+        grid_source("metal"),
+    )
+    places = next(numbers)
+    assert places >= 15
+    missed = set(range(places))
+    for name, order in product(BARRIERS, (0, 1)):
+        ops = lane("metal", source, order=order)
+        ops._device.barriers_met()
+        assert results(ALL[name], ops) == expected(name)
+        for place in sorted(missed & ops._device.barriers_met()):
+            with ops._device.without_barrier(place):
+                if caught(name, ops, expected):
+                    missed.remove(place)
     assert not missed
 
 
@@ -250,7 +213,7 @@ def test_every_kernel_is_run(lane, library, shim_folder):
     built = shim.build(shim_folder, grid_source("metal"), "metal")
     for case in ALL.values():
         device = ShimDevice(built, watch=lambda launch, before: seen.add(launch.kernel))
-        results(case, GridOps(device, native_angles(library.reference)))
+        results(case, GridTrainingOps(device, native_angles(library.reference)))
     kernels = set(re.findall(r"kernel void (vox_\w+)\(", shim.preprocessed(grid_source("metal"), "metal")))
     assert kernels - seen == {"vox_function"}
     assert len(kernels) > 30

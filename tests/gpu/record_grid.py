@@ -2,7 +2,7 @@
 
     PYTHONPATH=... python tests/gpu/record_grid.py OUT.npz
 
-Each operator runs over the conformance cases and the shapes of `grid_shim.shapes`, on the CPU, and its
+Each operator runs over the conformance cases and the shapes of `grid_shim`, on the CPU, and its
 results must be those of the scalar reference; then every launch on the way is a vector: buffers before and
 after. The elementary functions are recorded from the reference itself. The file holds the kernel source too,
 so that a machine with a GPU needs nothing of this repository but `run_grid.py`.
@@ -15,7 +15,9 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +25,14 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from grid_shim.build import build
+from grid_shim.check import ALL
 from grid_shim.device import ShimDevice, native_angles
-from grid_shim.shapes import SHAPES
-from mens_core.conformance.cases import CASES
 from mens_core.grid_device import Launch, constants
-from mens_core.grid_ops import GridOps
+from mens_core.grid_training_ops import GridTrainingOps
 from mens_core.kernel_source import CUDA_OPTIONS, GROUP, grid_source
 from mens_core.numerics import NUMERICS_VERSION
 from mens_cpu_ref.library import Library, load_library
-from mens_cpu_ref.reference_lane import ReferenceOps
+from mens_cpu_ref.training_lane import ReferenceTrainingOps
 
 Bytes = npt.NDArray[np.uint8]
 FUNCTIONS = ("exp", "log", "silu", "gelu", "tanh")
@@ -65,15 +66,17 @@ class Recorder:
         return key
 
 
-def record(library: Library, folder: Path) -> Recorder:
-    """Run every case; a result that is not the reference's ends it."""
+def record(library: Library, folder: Path, cases: Mapping[str, Callable[[Any], Any]] = ALL) -> Recorder:
+    """Run the cases; a result that is not the reference's ends it."""
     recorder = Recorder()
     shim = build(folder, grid_source("cuda"), "cuda")
-    for name, case in {**CASES, **SHAPES}.items():
+    for name, case in cases.items():
         recorder.case = name
         device = ShimDevice(shim, watch=recorder)
-        found = [np.asarray(array) for array in case(GridOps(device, native_angles(library.reference)))]
-        expected = [np.asarray(array) for array in case(ReferenceOps())]
+        found = [
+            np.asarray(array) for array in case(GridTrainingOps(device, native_angles(library.reference)))
+        ]
+        expected = [np.asarray(array) for array in case(ReferenceTrainingOps())]
         if [a.tobytes() for a in found] != [a.tobytes() for a in expected]:
             raise SystemExit(f"error: {name} differs from the reference on the CPU; nothing was recorded")
     for which, name in enumerate(FUNCTIONS):

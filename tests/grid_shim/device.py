@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class ShimDevice:
         at_end: bool = True,
         watch: Callable[[Launch, list[Bytes]], None] | None = None,
     ) -> None:
-        self._run = ctypes.CDLL(str(library)).shim_run
+        self._library = ctypes.CDLL(str(library))
+        self._run = self._library.shim_run
         self._modes = (int(at_end), order, int(flush))
         self._watch = watch
 
@@ -60,6 +62,19 @@ class ShimDevice:
 
     def get(self, buffer: Bytes, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         return buffer.view(dtype).reshape(shape).copy()
+
+    @contextmanager
+    def without_barrier(self, number: int) -> Iterator[None]:
+        """Run with one barrier of a source taken away, whose barriers ask `is_kept`."""
+        self._library.shim_without(number)
+        try:
+            yield
+        finally:
+            self._library.shim_without(-1)
+
+    def barriers_met(self) -> set[int]:
+        """Return the barriers that threads came to since the last call, where barriers ask `is_kept`."""
+        return {number for number in range(64) if self._library.shim_met(number)}
 
     def launch(self, launch: Launch) -> None:
         before = [buffer.copy() for buffer in launch.buffers] if self._watch is not None else []

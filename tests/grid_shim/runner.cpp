@@ -136,6 +136,13 @@ void barrier() {
   if (_setjmp(me.here) == 0) _longjmp(g_scheduler, 1);
 }
 
+static int g_without = -1;
+static bool g_met[64];
+bool is_kept(int number) {
+  g_met[number] = true;
+  return number != g_without;
+}
+
 void register_shared(void* memory, size_t bytes) {
   memset(memory, kPoison, bytes);
   pieces().push_back({memory, bytes});
@@ -143,6 +150,15 @@ void register_shared(void* memory, size_t bytes) {
 void shared_out_of_bounds() { complain("shared memory was used outside its bounds"); }
 
 }  // namespace vox_shim
+
+// From now on the barrier of this number is no barrier; -1: all are.
+extern "C" void shim_without(int number) { vox_shim::g_without = number; }
+// Whether a thread came to it since this was asked last.
+extern "C" int shim_met(int number) {
+  const bool met = vox_shim::g_met[number];
+  vox_shim::g_met[number] = false;
+  return met;
+}
 
 // Runs a kernel over a grid. `buffers` are copied into guarded memory and back; `at_end` says which side is
 // guarded to the byte; `order` 0 or 1 is the order in which a group's threads run between barriers;

@@ -18,6 +18,9 @@ const Place& current();
 // Returns when every thread of the group is here. A group of which a thread ends instead is an error.
 void barrier();
 
+// Whether the barrier of this number is there, for sources in which each asks.
+bool is_kept(int number);
+
 // One kernel: `call` passes the buffers on, the last being the constants.
 struct Kernel {
   const char* name;

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.grid_device import Buffer, Device, Launch
+from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.grid_flags import RowFlags
 from mens_core.grid_tensors import GridTensor
 from mens_core.ops import Batch, Fault
 
-__all__ = ["GridLaunches"]
+__all__ = ["GridLaunches", "alike"]
+
+_MOST_ROWS = 65_535
+"""Of a launch: CUDA's limit on the y axis."""
 
 
 class GridLaunches:
@@ -32,7 +35,13 @@ class GridLaunches:
         self._uploaded.clear()
         return self._watched.take()
 
+    def _new(self, *shape: int) -> GridTensor:
+        """Return memory for a result."""
+        return GridTensor(self._device.empty(4 * int(np.prod(shape))), shape)
+
     def _run(self, kernel: str, buffers: tuple[Buffer, ...], args: bytes, threads: tuple[int, int]) -> None:
+        if threads[1] > _MOST_ROWS:
+            raise ValueError(f"{kernel}: {threads[1]} rows; a launch has at most {_MOST_ROWS}")
         if threads[0] and threads[1]:
             self._device.launch(Launch(kernel, buffers, args, threads))
 
@@ -47,9 +56,20 @@ class GridLaunches:
     ) -> GridTensor:
         """Run a kernel that writes `shape` and flags its rows, `across` threads a row."""
         rows, width = shape
-        out = GridTensor(self._device.empty(4 * rows * width), shape)
+        out = self._new(rows, width)
         flags = self._flags(name, rows)
         self._run(kernel, (*buffers, out.buffer, flags), args, (width if across is None else across, rows))
+        return out
+
+    def _elementwise(
+        self, kernel: str, inputs: tuple[GridTensor, ...], value: float, name: str
+    ) -> GridTensor:
+        """Run a kernel with a thread for each element; the last axis is a row, whatever is before it."""
+        shape = alike(name, **{f"argument {i + 1}": x for i, x in enumerate(inputs)})
+        rows, width = int(np.prod(shape[:-1])), shape[-1]
+        out = self._new(*shape)
+        buffers = (*(x.buffer for x in inputs), out.buffer, self._flags(name, rows))
+        self._run(kernel, buffers, constants(rows, width, value), (rows * width, 1))
         return out
 
     def _flags(self, name: str, rows: int) -> Buffer:
@@ -67,3 +87,17 @@ class GridLaunches:
         """Positions, sequence of each row, block tables."""
         sequences = np.repeat(np.arange(len(batch.starts) - 1), np.diff(batch.starts))
         return self._ints(batch.positions), self._ints(sequences), self._ints(batch.block_tables)
+
+
+def alike(name: str, **tensors: GridTensor) -> tuple[int, ...]:
+    """Return the shape of all of them.
+
+    Raises:
+        ValueError: they differ.
+    """
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(
+            f"{name}: " + ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items()) + " differ"
+        )
+    return next(iter(shapes.values()))

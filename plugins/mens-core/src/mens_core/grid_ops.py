@@ -114,11 +114,22 @@ class GridOps(GridChoosing, Ops):
         self, x: GridTensor, heads: int, table: GridRotaryTable, positions: Ints, *, name: str
     ) -> GridTensor:
         """Rotate each head's halves."""
+        return self._rope("vox_rope", x, heads, table, positions, name)
+
+    def _rope(
+        self,
+        kernel: str,
+        x: GridTensor,
+        heads: int,
+        table: GridRotaryTable,
+        positions: Ints,
+        name: str,
+    ) -> GridTensor:
         rows, width = x.shape
         if width != heads * 2 * table.pairs or len(positions) != rows:
             raise ValueError(f"{name}: x {x.shape}, {len(positions)} positions, {heads} heads do not fit")
         return self._rows(
-            "vox_rope",
+            kernel,
             (x.buffer, *table.reach(self._device, positions), self._ints(positions)),
             x.shape,
             constants(heads, table.pairs),
@@ -153,16 +164,14 @@ class GridOps(GridChoosing, Ops):
         batch: Batch,
         spec: AttentionSpec,
         name: str,
+        *,
+        extra: tuple[Buffer, ...] = (),
     ) -> GridTensor:
-        if (q.shape[1], spec.kv_heads, spec.head_dim) != (
-            spec.heads * spec.head_dim,
-            cache.kv_heads,
-            cache.head_dim,
-        ):
-            raise ValueError(f"{name}: q {q.shape} and the cache do not fit {spec}")
+        """`extra`: what the kernel writes beside its result."""
+        self._check_attention(q, cache, spec, name)
         return self._rows(
             kernel,
-            (q.buffer, cache.keys[layer], cache.values[layer], *self._places(batch)),
+            (q.buffer, cache.keys[layer], cache.values[layer], *self._places(batch), *extra),
             q.shape,
             constants(
                 spec.heads,
@@ -178,21 +187,33 @@ class GridOps(GridChoosing, Ops):
             across=spec.heads * GROUP,
         )
 
+    def _check_attention(self, q: GridTensor, cache: GridKvCache, spec: AttentionSpec, name: str) -> None:
+        if (q.shape[1], spec.kv_heads, spec.head_dim) != (
+            spec.heads * spec.head_dim,
+            cache.kv_heads,
+            cache.head_dim,
+        ):
+            raise ValueError(f"{name}: q {q.shape} and the cache do not fit {spec}")
+
     def add(self, a: GridTensor, b: GridTensor, *, name: str) -> GridTensor:
         """a + b."""
-        return self._pair("vox_add", a, b, name)
+        return self._elementwise("vox_add", (a, b), 0.0, name)
+
+    def add_scaled(self, y: GridTensor, x: GridTensor, factor: float, *, name: str) -> GridTensor:
+        """y + x * factor: an adapter's update, in service and in training."""
+        return self._elementwise("vox_add_scaled", (y, x), float(factor), name)
 
     def silu_gate(self, gate: GridTensor, up: GridTensor, *, name: str) -> GridTensor:
         """silu(gate) * up."""
-        return self._pair("vox_silu_gate", gate, up, name)
+        return self._elementwise("vox_silu_gate", (gate, up), 0.0, name)
 
     def gelu_gate(self, gate: GridTensor, up: GridTensor, *, name: str) -> GridTensor:
         """gelu_tanh(gate) * up."""
-        return self._pair("vox_gelu_gate", gate, up, name)
+        return self._elementwise("vox_gelu_gate", (gate, up), 0.0, name)
 
     def softcap(self, x: GridTensor, cap: float, *, name: str) -> GridTensor:
         """cap * tanh(x / cap)."""
-        return self._rows("vox_softcap", (x.buffer,), x.shape, constants(x.shape[1], float(cap)), name)
+        return self._elementwise("vox_softcap", (x,), float(cap), name)
 
     def take_rows(self, x: GridTensor, rows: Ints) -> GridTensor:
         """x[rows], copied."""
@@ -244,8 +265,3 @@ class GridOps(GridChoosing, Ops):
     def _check_ids(self, rows: int, token_ids: Ints, name: str) -> None:
         if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < rows:
             raise IndexError(f"{name}: a token id is not in [0, {rows})")
-
-    def _pair(self, kernel: str, a: GridTensor, b: GridTensor, name: str) -> GridTensor:
-        if a.shape != b.shape:
-            raise ValueError(f"{name}: {a.shape} and {b.shape} differ")
-        return self._rows(kernel, (a.buffer, b.buffer), a.shape, constants(a.shape[1], 0.0), name)

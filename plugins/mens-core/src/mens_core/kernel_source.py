@@ -13,9 +13,10 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 from typing import Literal
 
-__all__ = ["CUDA_OPTIONS", "GROUP", "Target", "grid_source"]
+__all__ = ["CUDA_OPTIONS", "GROUP", "Kernels", "Target", "grid_source"]
 
 Target = Literal["cuda", "metal"]
+Kernels = Literal["all", "serving", "training"]
 
 GROUP = 128
 """Threads of a group, in every grid kernel (kGroup of args.h)."""
@@ -26,10 +27,15 @@ CUDA_OPTIONS = ("--fmad=false", "--ftz=true", "--prec-div=true", "--prec-sqrt=tr
 _INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
-def grid_source(target: Target) -> str:
-    """Return every grid kernel for `target`; includes nothing but what the target's compiler brings."""
+def grid_source(target: Target, kernels: Kernels = "all") -> str:
+    """Return the grid kernels for `target`; includes nothing but what the target's compiler brings.
+
+    Args:
+        kernels: a worker that does not train need not compile those of training; they may follow when
+            training begins, with what they share with those that serve.
+    """
     joined = _Joined(resources.files("mens_core").joinpath("kernels"))
-    joined.take(PurePosixPath("grid/all.h"))
+    joined.take(PurePosixPath(f"grid/{kernels}.h"))
     return "\n".join([f"#define VOX_{target.upper()} 1", *joined.lines, ""])
 
 

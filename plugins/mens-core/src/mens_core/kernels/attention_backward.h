@@ -5,7 +5,7 @@
 // what they give to dk and dv. So every product is taken once, and each output has one writer.
 #pragma once
 #include "backward_tasks.h"
-#include "canon_backward.h"
+#include "definitions_backward.h"
 #include "spans.h"
 #include "transpose.h"
 
@@ -61,17 +61,10 @@ static void score_gradients(const AttentionBackwardTask& task, const QueryRow& r
   const VF scale = f_splat(task.scale), cap = f_splat(task.softcap);
   const VF m = f_splat(row.m), l = f_splat(row.l), delta = f_splat(row.delta);
   for (int64_t j = span.low / kLanes * kLanes; j < span.high; j += kLanes) {
-    const VF x = f_mul(f_load(p + j), scale);
-    VF score = x, ratio = x;
-    if (task.softcap != 0.0f) {
-      ratio = f_div(x, cap);
-      score = f_mul(cap, f_tanh(ratio));
-    }
-    const VF probability = f_div(f_exp(f_sub(score, m)), l);
-    VF gradient = f_mul(probability, f_sub(f_load(ds + j), delta));
-    if (task.softcap != 0.0f) gradient = f_mul(gradient, f_tanh_slope(ratio));
-    f_store(p + j, probability);
-    f_store(ds + j, gradient);
+    const PairGradients<VF> pairs =
+        pair_gradients(f_load(p + j), f_load(ds + j), scale, task.softcap != 0.0f, cap, m, l, delta);
+    f_store(p + j, pairs.probability);
+    f_store(ds + j, pairs.score);
   }
 }
 

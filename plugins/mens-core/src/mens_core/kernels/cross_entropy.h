@@ -1,6 +1,7 @@
 // The loss: softmax cross-entropy with its gradient, and sums of losses by example.
 #pragma once
 #include "c128.h"
+#include "definitions_update.h"
 #include "row_max.h"
 #include "update_tasks.h"
 
@@ -41,12 +42,11 @@ static int64_t cross_entropy_part(const void* opaque, int64_t begin, int64_t end
     const int64_t target = task.targets[r];
     const float m = row_max(x, task.width);
     const float sum = softmax_numerators(x, task.width, m, gradient);
-    // log is defined for finite numbers: a sum that is not is passed on as it is.
-    task.losses[r] = is_finite(sum) ? f_sub(f_add(m, f_log(sum)), x[target]) : sum;
+    task.losses[r] = row_loss(m, sum, x[target]);
     int64_t i = 0;
     for (; i + kLanes <= task.width; i += kLanes) f_store(gradient + i, f_div(f_load(gradient + i), f_splat(sum)));
     for (; i < task.width; ++i) gradient[i] = f_div(gradient[i], sum);
-    gradient[target] = f_sub(gradient[target], 1.0f);
+    gradient[target] = target_gradient(gradient[target]);
     // Every numerator is at most 1 and the sum at least 1: the loss alone can be not finite.
     if (!is_finite(task.losses[r]) && fault == 0) fault = 1 + r;
   }

@@ -62,6 +62,13 @@ CANON V f_softcap(V x, V cap) {
   return f_mul(cap, f_tanh(f_div(x, cap)));
 }
 
+// --- adapters ----------------------------------------------------------------------------------------
+
+template <class V>
+CANON V scaled_sum(V y, V x, V factor) {
+  return f_add(y, f_mul(x, factor));
+}
+
 // --- attention ---------------------------------------------------------------------------------------
 
 // m after one more block, and what the old and the new (l, o) are multiplied with.

@@ -1,5 +1,6 @@
 // Dropout: Philox words decide, so that an element's fate depends on where it is and nothing else.
 #pragma once
+#include "definitions_update.h"
 #include "ends.h"
 #include "transpose.h"
 #include "update_tasks.h"
@@ -8,10 +9,7 @@ namespace vox {
 namespace VOX_ISA {
 
 // Both halves of the 64-bit products of sixteen words with one.
-struct Product {
-  VI high, low;
-};
-CANON Product multiply_words(VI a, uint32_t by) {
+CANON WordProduct<VI> multiply_words(VI a, uint32_t by) {
 #if defined(VOX_ISA_AVX512)
   const __m512i m = _mm512_set1_epi32((int32_t)by);
   const __m512i even = _mm512_mul_epu32(a.v, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), m);
@@ -28,7 +26,7 @@ CANON Product multiply_words(VI a, uint32_t by) {
   }
   return {{high[0], high[1]}, {low[0], low[1]}};
 #else
-  Product product;
+  WordProduct<VI> product;
   const uint32x2_t m = vdup_n_u32(by);
   for (int i = 0; i < 4; ++i) {
     const uint32x4_t words = vreinterpretq_u32_s32(a.v[i]);
@@ -40,34 +38,15 @@ CANON Product multiply_words(VI a, uint32_t by) {
 #endif
 }
 
-// Philox4x32-10 of sixteen counters side by side.
-CANON void philox(VI (&c)[4], uint32_t k0, uint32_t k1) {
-  for (int round = 0; round < 10; ++round) {
-    const Product p0 = multiply_words(c[0], 0xD2511F53u), p1 = multiply_words(c[2], 0xCD9E8D57u);
-    c[0] = i_xor(i_xor(p1.high, c[1]), i_splat((int32_t)k0));
-    c[1] = p1.low;
-    c[2] = i_xor(i_xor(p0.high, c[3]), i_splat((int32_t)k1));
-    c[3] = p0.low;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-}
-
-// All ones where a < b as unsigned words: the borrow of a - b.
-CANON VI i_below(VI a, VI b) {
-  const VI not_a = i_xor(a, i_splat(-1)), equal = i_xor(not_a, b);
-  return i_sar<31>(i_or(i_and(not_a, b), i_and(equal, i_sub(a, b))));
-}
-
 // Words of sixteen counters from `group` on, in the order of the columns they belong to.
 CANON void words_of_columns(const DropoutTask& task, int64_t row, int64_t group, float* words) {
   const int32_t ascending[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const auto place = (int32_t)((uint32_t)task.examples[row] << 16 | (uint32_t)group);
-  VI c[4] = {i_splat(task.positions[row]), i_add(i_splat(place), i_load(ascending)), i_splat((int32_t)task.stream),
-             i_splat((int32_t)task.step)};
-  philox(c, task.seed_low, task.seed_high);
+  const auto place = (int32_t)dropout_place((uint32_t)task.examples[row], (uint32_t)group);
+  const Words<VI> counter = {{i_splat(task.positions[row]), i_add(i_splat(place), i_load(ascending)),
+                              i_splat((int32_t)task.stream), i_splat((int32_t)task.step)}};
+  const Words<VI> random = philox<VF>(counter, task.seed_low, task.seed_high);
   float by_word[4 * kLanes];
-  for (int i = 0; i < 4; ++i) f_store(by_word + i * kLanes, f_from(c[i]));
+  for (int i = 0; i < 4; ++i) f_store(by_word + i * kLanes, f_from(random.word[i]));
   for (int i = 0; i < kLanes; i += 4) transpose_four(by_word + i, kLanes, words + 4 * i, 4);
 }
 
@@ -85,9 +64,8 @@ static int64_t dropout_part(const void* opaque, int64_t begin, int64_t end, void
       words_of_columns(task, r, first / 4, words);
       for (int64_t i = 0; i < 4 * kLanes && first + i < task.width; i += kLanes) {
         const int64_t left = task.width - first - i, count = left < kLanes ? left : kLanes;
-        const VI dropped = i_below(f_bits(f_load(words + i)), threshold);
-        const VF kept = f_mul(load_up_to(x + first + i, count), factor);
-        store_watched(out + first + i, f_from(i_and(f_bits(kept), i_xor(dropped, i_splat(-1)))), count, watch);
+        const VF y = dropped(load_up_to(x + first + i, count), f_bits(f_load(words + i)), threshold, factor);
+        store_watched(out + first + i, y, count, watch);
       }
     }
     if (!watch.saw_only_finite() && fault == 0) fault = 1 + r;

@@ -1,7 +1,7 @@
 // Gradients of gated activations and softcap.
 #pragma once
 #include "backward_tasks.h"
-#include "canon_backward.h"
+#include "definitions_backward.h"
 #include "elementwise.h"
 
 namespace vox {
@@ -16,19 +16,18 @@ static int64_t gate_backward(const void* task, int64_t begin, int64_t end, Slope
   FiniteWatch watch;
   int64_t i = first;
   for (; i + kLanes <= last; i += kLanes) {
-    const Activation<VF> a = activation(f_load(gates.gate + i));
-    const VF dy = f_load(gates.dy + i);
-    const VF dgate = f_mul(f_mul(dy, f_load(gates.up + i)), a.slope), dup = f_mul(dy, a.value);
-    watch.see(dgate);
-    watch.see(dup);
-    f_store(gates.dgate + i, dgate);
-    f_store(gates.dup + i, dup);
+    const GateGradients<VF> d =
+        gate_gradients(f_load(gates.dy + i), f_load(gates.up + i), activation(f_load(gates.gate + i)));
+    watch.see(d.gate);
+    watch.see(d.up);
+    f_store(gates.dgate + i, d.gate);
+    f_store(gates.dup + i, d.up);
   }
   if (const int64_t left = last - i; left > 0) {
-    const Activation<VF> a = activation(f_load_some(gates.gate + i, left));
-    const VF dy = f_load_some(gates.dy + i, left);
-    f_store_some(gates.dgate + i, f_mul(f_mul(dy, f_load_some(gates.up + i, left)), a.slope), left);
-    f_store_some(gates.dup + i, f_mul(dy, a.value), left);
+    const GateGradients<VF> d = gate_gradients(f_load_some(gates.dy + i, left), f_load_some(gates.up + i, left),
+                                               activation(f_load_some(gates.gate + i, left)));
+    f_store_some(gates.dgate + i, d.gate, left);
+    f_store_some(gates.dup + i, d.up, left);
     watch.see(f_load_some(gates.dgate + i, left));
     watch.see(f_load_some(gates.dup + i, left));
   }
@@ -49,7 +48,7 @@ static int64_t gelu_gate_backward_part(const void* task, int64_t begin, int64_t 
 static int64_t softcap_backward_part(const void* task, int64_t begin, int64_t end, void*) {
   const auto& softcap = *static_cast<const ElementwiseTask*>(task);
   const VF cap = f_splat(softcap.constant);
-  return elementwise(softcap, begin, end, [cap](VF dy, VF x) { return f_mul(dy, f_tanh_slope(f_div(x, cap))); });
+  return elementwise(softcap, begin, end, [cap](VF dy, VF x) { return softcap_gradient(dy, x, cap); });
 }
 
 }  // namespace VOX_ISA

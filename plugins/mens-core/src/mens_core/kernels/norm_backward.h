@@ -1,14 +1,11 @@
 // Gradient of RMSNorm over rows, or over the heads of rows.
 #pragma once
 #include "backward_tasks.h"
+#include "definitions_backward.h"
 #include "simd.h"
 
 namespace vox {
 namespace VOX_ISA {
-
-struct NormSums {
-  float squares, products;  // C128 of x x, and of (dy w) x
-};
 
 // The chains of `Side` rows or chunks side by side.
 template <int Side>
@@ -17,17 +14,14 @@ static inline void norm_chains(const float* dy, const float* x, const float* wei
   NormSums p[Side];
   for (int i = 0; i < Side; ++i) p[i] = {0.0f, 0.0f};
   for (int64_t k = 0; k < count; ++k)
-    for (int i = 0; i < Side; ++i) {
-      const float a = x[i * stride + k];
-      p[i].squares = f_fma(a, a, p[i].squares);
-      p[i].products = f_fma(f_mul(dy[i * stride + k], weight[i * weight_stride + k]), a, p[i].products);
-    }
+    for (int i = 0; i < Side; ++i)
+      p[i] = norm_step(dy[i * stride + k], x[i * stride + k], weight[i * weight_stride + k], p[i]);
   for (int i = 0; i < Side; ++i) sums[i] = p[i];
 }
 
-static void fold_sums(NormSums& total, NormSums part, bool is_first) {
-  total = is_first ? part
-                   : NormSums{f_add(total.squares, part.squares), f_add(total.products, part.products)};
+static NormSums norm_sums_folded(bool is_first, NormSums total, NormSums chunk) {
+  return {chunk_folded(is_first, total.squares, chunk.squares),
+          chunk_folded(is_first, total.products, chunk.products)};
 }
 
 static NormSums norm_sums(const float* dy, const float* x, const float* weight, int64_t width) {
@@ -35,11 +29,11 @@ static NormSums norm_sums(const float* dy, const float* x, const float* weight, 
   int64_t done = 0;
   for (; done + 4 * kChunk <= width; done += 4 * kChunk) {
     norm_chains<4>(dy + done, x + done, weight + done, kChunk, kChunk, kChunk, parts);
-    for (int i = 0; i < 4; ++i) fold_sums(total, parts[i], done + i == 0);
+    for (int i = 0; i < 4; ++i) total = norm_sums_folded(done + i == 0, total, parts[i]);
   }
   for (; done < width; done += kChunk) {
     norm_chains<1>(dy + done, x + done, weight + done, 0, 0, width - done < kChunk ? width - done : kChunk, parts);
-    fold_sums(total, parts[0], done == 0);
+    total = norm_sums_folded(done == 0, total, parts[0]);
   }
   return total;
 }
@@ -48,14 +42,8 @@ static void norm_sums_of_eight(const float* dy, const float* x, const float* wei
   NormSums parts[8];
   for (int64_t done = 0; done < width; done += kChunk) {
     norm_chains<8>(dy + done, x + done, weight + done, width, 0, width - done < kChunk ? width - done : kChunk, parts);
-    for (int i = 0; i < 8; ++i) fold_sums(totals[i], parts[i], done == 0);
+    for (int i = 0; i < 8; ++i) totals[i] = norm_sums_folded(done == 0, totals[i], parts[i]);
   }
-}
-
-// (dy w - (x inv) c) inv
-template <class V>
-CANON V norm_gradient(V dy, V x, V weight, V inverse, V c) {
-  return f_mul(f_fma(f_neg(f_mul(x, inverse)), c, f_mul(dy, weight)), inverse);
 }
 
 static bool norm_backward_row(const NormBackwardTask& task, int64_t row, NormSums sums) {
@@ -63,8 +51,8 @@ static bool norm_backward_row(const NormBackwardTask& task, int64_t row, NormSum
   const float* dy = task.dy + row * width;
   const float* x = task.x + row * width;
   float* dx = task.dx + row * width;
-  const float inverse = f_div(1.0f, f_sqrt(f_add(f_div(sums.squares, (float)width), task.eps)));
-  const float c = f_div(f_mul(sums.products, inverse), (float)width);
+  const float inverse = norm_inverse(sums.squares, (float)width, task.eps);
+  const float c = norm_share(sums.products, inverse, (float)width);
   if (!is_finite(sums.squares)) {
     // An infinite sum would make the inverse zero, and hide: the row is NaN instead.
     for (int64_t i = 0; i < width; ++i) dx[i] = f_from(0x7FC00000);

@@ -6,9 +6,10 @@ namespace vox {
 
 enum { kGroup = 128 };  // threads of a group, in every kernel
 
-struct ElementwiseArgs {  // thread (element of a row, row)
+struct ElementwiseArgs {  // thread element
+  int32_t rows;
   int32_t width;
-  float cap;  // of softcap
+  float value;  // of softcap, scale and such
 };
 
 struct FunctionArgs {  // thread element
@@ -47,7 +48,7 @@ struct RopeArgs {  // thread (pair of a row's heads, row)
   int32_t pairs;
 };
 
-struct KvAppendArgs {  // thread (channel of a row's heads, row)
+struct KvAppendArgs {  // also of kv_take: thread (channel of a row's heads, row)
   int32_t kv_heads;
   int32_t head_dim;
   int32_t value_stride;
@@ -79,6 +80,85 @@ struct TokenWeightsArgs {  // thread element
   int32_t width;
   int32_t row;
   float temperature;
+};
+
+// --- training ----------------------------------------------------------------------------------
+
+enum {
+  kTall = 16,  // rows of a product that a group makes side by side
+  kTallChunk = 2048,  // kTall of kChunk terms
+  kSide = 8,  // queries or keys that a group of attention's backward takes side by side
+  kSideBlock = 1024,  // kSide by the kBlock positions of a block
+  kPiece = 32,  // terms of a chunk that a group reads at once
+  kPieces = 4224,  // kPiece of kGroup chunks, each with one place more
+};
+
+struct LinearBackwardArgs {  // group (columns, kTall rows)
+  int32_t rows;
+  int32_t outputs;
+  int32_t columns;
+};
+
+struct ProductsArgs {  // group (wide columns, kTall tall ones of an example)
+  int32_t tall;
+  int32_t wide;
+  int32_t tiles;          // of tall
+  int32_t is_wide_first;  // of the result
+  int32_t stride;         // elements from one example's result to the next
+};
+
+struct TurnArgs {  // thread (row, column)
+  int32_t rows;
+  int32_t width;
+};
+
+struct AttentionBackwardArgs {  // group (head, item)
+  int32_t rows;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t window;  // 0: everything before
+  float scale;
+  float softcap;  // 0: none
+};
+
+struct ChunksArgs {  // group (kGroup chunks, row), or group row
+  int32_t width;
+  int32_t chunks;  // of a row
+};
+
+struct SumsArgs {  // thread (element, sum)
+  int32_t width;
+  int32_t stride;  // elements from one example's result to the next
+};
+
+struct DropoutArgs {  // thread (four elements, row)
+  int32_t width;
+  int32_t seed_low;
+  int32_t seed_high;
+  int32_t stream;  // words 2 and 3 of the counter
+  int32_t step;
+  int32_t threshold;  // a word below it drops its element
+  float factor;
+};
+
+struct AdamWArgs {  // thread element
+  int32_t rows;
+  int32_t width;
+  float learning_rate;
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float eps;
+  float decay;
+  float correction1;
+  float correction2;
+};
+
+struct JoinArgs {  // thread element
+  int32_t elements;
+  int32_t first;  // of the result
 };
 
 }  // namespace vox

@@ -12,29 +12,32 @@
 using namespace vox;
 using namespace vox::VOX_ISA;
 
-#define VOX_ELEMENTWISE(name, expression)                                                                       \
+// Rows lie one behind the other, and a row may be short: threads are elements, not rows of elements.
+#define VOX_OF_ONE(name, expression)                                                                            \
+  VOX_KERNEL(name)(VOX_IN(float, a_side, 0), VOX_OUT(float, out, 1), VOX_OUT(int32_t, faults, 2),               \
+                   VOX_ARGS(ElementwiseArgs, 3)) {                                                              \
+    const int64_t at = VOX_THREAD_X;                                                                            \
+    if (at >= (int64_t)args.rows * args.width) return;                                                          \
+    const float a = a_side[at];                                                                                 \
+    const float y = expression;                                                                                 \
+    out[at] = y;                                                                                                \
+    VOX_WATCH(y, at / args.width);                                                                              \
+  }
+#define VOX_OF_TWO(name, expression)                                                                            \
   VOX_KERNEL(name)(VOX_IN(float, a_side, 0), VOX_IN(float, b_side, 1), VOX_OUT(float, out, 2),                  \
                    VOX_OUT(int32_t, faults, 3), VOX_ARGS(ElementwiseArgs, 4)) {                                 \
-    if (VOX_THREAD_X >= args.width) return;                                                                     \
-    const int64_t at = VOX_THREAD_Y * args.width + VOX_THREAD_X;                                                \
+    const int64_t at = VOX_THREAD_X;                                                                            \
+    if (at >= (int64_t)args.rows * args.width) return;                                                          \
     const float a = a_side[at], b = b_side[at];                                                                 \
     const float y = expression;                                                                                 \
     out[at] = y;                                                                                                \
-    VOX_WATCH(y, VOX_THREAD_Y);                                                                                 \
+    VOX_WATCH(y, at / args.width);                                                                              \
   }
-VOX_ELEMENTWISE(vox_add, f_add(a, b))
-VOX_ELEMENTWISE(vox_silu_gate, silu_gated(a, b))
-VOX_ELEMENTWISE(vox_gelu_gate, gelu_gated(a, b))
-#undef VOX_ELEMENTWISE
-
-VOX_KERNEL(vox_softcap)(VOX_IN(float, x, 0), VOX_OUT(float, out, 1), VOX_OUT(int32_t, faults, 2),
-                        VOX_ARGS(ElementwiseArgs, 3)) {
-  if (VOX_THREAD_X >= args.width) return;
-  const int64_t at = VOX_THREAD_Y * args.width + VOX_THREAD_X;
-  const float y = f_softcap(x[at], args.cap);
-  out[at] = y;
-  VOX_WATCH(y, VOX_THREAD_Y);
-}
+VOX_OF_TWO(vox_add, f_add(a, b))
+VOX_OF_TWO(vox_silu_gate, silu_gated(a, b))
+VOX_OF_TWO(vox_gelu_gate, gelu_gated(a, b))
+VOX_OF_TWO(vox_add_scaled, scaled_sum(a, b, args.value))
+VOX_OF_ONE(vox_softcap, f_softcap(a, args.value))
 
 // The elementary functions on their own, for tests.
 VOX_KERNEL(vox_function)(VOX_IN(float, x, 0), VOX_OUT(float, out, 1), VOX_ARGS(FunctionArgs, 2)) {

@@ -1,0 +1,54 @@
+"""Every case of the grid kernels, and what running one on a lane gives to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from grid_shim.device import LaunchError
+from grid_shim.shapes import SHAPES
+from grid_shim.training_shapes import TRAINING_SHAPES
+from mens_core.conformance.cases import CASES
+from mens_core.conformance.cases_training import TRAINING_CASES
+from mens_core.kernel_source import Target, grid_source
+from mens_core.training_ops import TrainingOps
+
+__all__ = ["ALL", "SERVING", "caught", "changed", "results"]
+
+SERVING: dict[str, Callable[[Any], Any]] = {
+    **{f"quick/{name}": case for name, case in CASES.items()},
+    **SHAPES,
+}
+ALL = {
+    **SERVING,
+    **{f"training/{name}": case for name, case in TRAINING_CASES.items()},
+    **TRAINING_SHAPES,
+}
+
+
+def results(case: Callable[[Any], Any], ops: TrainingOps) -> list[bytes]:
+    """Return the bytes of every array, and the faults."""
+    ops.take_faults()
+    arrays = [np.asarray(array).tobytes() for array in case(ops)]
+    faults = [f"{fault.name} {fault.rows}".encode() for fault in ops.take_faults()]
+    assert arrays or faults, "the case compares nothing"
+    return arrays + faults
+
+
+def changed(target: Target, *replacements: tuple[str, str]) -> str:
+    """Return the source with each text, which must be there, replaced by another."""
+    source = grid_source(target)
+    for old, new in replacements:
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
+def caught(name: str, ops: TrainingOps, expected: Callable[[str], list[bytes]]) -> bool:
+    """Whether a case differs, or does what the shim forbids."""
+    try:
+        return results(ALL[name], ops) != expected(name)
+    except LaunchError:
+        return True
