@@ -1,34 +1,24 @@
-"""Compose a training run: the model, the plugin, the data, the worker, the run directory.
+"""Compose a training run: the worker, the run directory, the loop.
 
-`prepare` and `prepare_resumed` settle everything that can be known without starting anything;
-`open_trainer` starts the worker; `train` drives the run. Unlike serving, training never goes on with
-another plugin than the one that was chosen: the choice is a fact of the run.
+What can be known without starting anything is settled by `training_setup`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import vox_host
-from vox_host.discovery import discover
+from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_record, vendor_of
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
-from vox_host.models.catalogue import Catalogue
-from vox_host.models.installed import InstalledModel
-from vox_host.models.tokenizer import Tokenizer
-from vox_host.models.verifying import verify_files
-from vox_host.requirements import parse_requirement
-from vox_host.resolution import AUTO, Candidate, Request, Resolution, resolve
 from vox_host.runs.base_tensors import base_key_map
 from vox_host.runs.layout import CHAT_TEMPLATE, CONFIG, RUN_JSON, TOKENIZER, RunDirectory
 from vox_host.runs.manifest import AdapterFacts, BaseModelRecord
@@ -37,23 +27,16 @@ from vox_host.runs.manifest import PluginRecord as AdapterPlugin
 from vox_host.runs.publish import publish_adapter
 from vox_host.settings import Settings
 from vox_host.training.checkpoints import Checkpoint
-from vox_host.training.data import TemplateChoice, choose_template, order
-from vox_host.training.data.encoding import Answers
-from vox_host.training.dataset import Dataset, Files, Holdout, encode_dataset, read_dataset
+from vox_host.training.data import order
 from vox_host.training.drive import Job, Outcome, Reporter, drive
-from vox_host.training.memory import check_room, memory_budget
-from vox_host.training.options import Asked, TrainingOptions, settle
-from vox_host.training.presets import AUTO as AUTO_PRESET
-from vox_host.training.presets import Vendor, choose_preset, load_presets
+from vox_host.training.memory import check_room
+from vox_host.training.presets import Vendor
 from vox_host.training.record import (
     DataRecord,
     ModelRecord,
     NumericsRecord,
-    PluginRecord,
     RunRecord,
-    read_run_record,
     record_text,
-    refuse_changes,
 )
 from vox_host.workers import Limits, TrainingClient, Worker
 from vox_plugin_api import messages as m
@@ -61,59 +44,16 @@ from vox_plugin_api import train_messages as t
 
 __all__ = [
     "OpenTrainer",
-    "Prepared",
-    "TrainRequest",
     "check_memory",
     "check_out",
     "create_run",
     "open_trainer",
-    "prepare",
-    "prepare_resumed",
-    "train",
+    "run_record",
+    "run_training",
 ]
-
-Say = Callable[[str], None]
 
 _BESIDE = (TOKENIZER, CONFIG, "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
 """Files of the model that a run takes along, as far as they are there: serving needs no second download."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainRequest:
-    """A new run, as asked for."""
-
-    model: str
-    data: Path
-    asked: Asked
-    preset: str = AUTO_PRESET
-    holdout: Holdout = None
-    template: str | None = None
-    answers: Answers = "all"
-    plugin: str = AUTO
-    numerics: m.Numerics | None = None
-    require_verified: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A run that could start: nothing has been started or written yet."""
-
-    model: InstalledModel
-    resolution: Resolution
-    numerics: m.Numerics
-    require_verified: bool
-    tokenizer: Tokenizer
-    template: TemplateChoice | None
-    template_digest: str | None
-    answers: Answers
-    files: Files
-    dataset: Dataset
-    options: TrainingOptions
-    warnings: tuple[str, ...]
-
-    @property
-    def chosen(self) -> Candidate:
-        return self.resolution.chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,158 +63,6 @@ class OpenTrainer:
     worker: Worker
     client: TrainingClient
     load: m.LoadResult
-
-
-def prepare(
-    settings: Settings,
-    request: TrainRequest,
-    machine: Machine,
-    *,
-    candidates: Sequence[Candidate] | None = None,
-) -> Prepared:
-    """Settle a new run.
-
-    Raises:
-        VoxError: no such model, no plugin that trains, an unknown preset, bad rows, options that contradict.
-    """
-    model = Catalogue(settings.models_dir).find(request.model)
-    resolution, numerics = _choose(settings, request, machine, candidates)
-    vendor = vendor_of(resolution.chosen)
-    budget, _ = _budget(settings, machine, vendor)
-    presets = load_presets()
-    name = choose_preset(request.preset, presets, vendor=vendor, budget_bytes=budget)
-    preset = presets[name]
-    warnings = [*resolution.warnings, *([resolution.degraded_reason] if resolution.degraded_reason else [])]
-    if vendor not in preset.vendors:
-        warnings.append(
-            f"the preset {name!r} is made for {', '.join(preset.vendors)}; used on {vendor} as you asked"
-        )
-    most = model.context_length
-    max_length = request.asked.max_length or min(preset.max_length, most or preset.max_length)
-    if most is not None and max_length > most:
-        raise UsageError(
-            "context-too-long",
-            f"--max-length {max_length}: {model.name} has {most} positions; nothing was started",
-            facts=[("limit", most), ("found", max_length)],
-        )
-    verify_files(model, lambda *_: None, trust_unchanged=True)
-    files = read_dataset(request.data, request.holdout)
-    tokenizer = Tokenizer.load(model.path)
-    template = choose_template(tokenizer, request.template) if files.needs_template else None
-    if template is None and request.template is not None:
-        choose_template(tokenizer, request.template)
-        warnings.append(f"--template is not used: {request.data} holds no conversations")
-    dataset = encode_dataset(
-        files,
-        tokenizer,
-        template,
-        holdout=request.holdout,
-        max_length=max_length,
-        answers=request.answers,
-        seed=request.asked.seed,
-    )
-    options = settle(request.asked, name, preset, examples=len(dataset.train), max_length=max_length)
-    if options.patience is not None and not dataset.held_out:
-        raise UsageError(
-            "usage",
-            "--patience needs held-out rows, and there are none; nothing was started",
-            remedy="Give --holdout N or --holdout FILE.",
-        )
-    return Prepared(
-        model=model,
-        resolution=resolution,
-        numerics=numerics,
-        require_verified=request.require_verified,
-        tokenizer=tokenizer,
-        template=template,
-        template_digest=None if template is None else _sha256(template.source),
-        answers=request.answers,
-        files=files,
-        dataset=dataset,
-        options=options,
-        warnings=(*warnings, *dataset.warnings),
-    )
-
-
-def prepare_resumed(
-    settings: Settings,
-    run: RunDirectory,
-    machine: Machine,
-    *,
-    candidates: Sequence[Candidate] | None = None,
-    micro_batch_size: int | None = None,
-) -> tuple[Prepared, RunRecord]:
-    """Settle a run that goes on; whoever calls holds the run.
-
-    Args:
-        micro_batch_size: in place of the run's own; it changes no bit.
-
-    Raises:
-        UsageError: it is no run.
-        IntegrityError: the data, the model, the template or the plugin is not that of the start.
-        VoxError: as `prepare`.
-    """
-    record = read_run_record(run.path)
-    model = Catalogue(settings.models_dir).find(record.model.name)
-    request = TrainRequest(
-        model=record.model.name,
-        data=Path(record.data.path),
-        asked=Asked(),
-        plugin=record.plugin.id,
-        numerics=record.numerics.mode,
-    )
-    resolution, numerics = _choose(settings, request, machine, candidates)
-    chosen = resolution.chosen
-    refuse_changes(
-        run.path,
-        [
-            ("model", str(model.path), record.model.digest, model.digest),
-            ("plugin", chosen.location, record.plugin.digest, plugin_record(chosen).digest),
-        ],
-    )
-    holdout: Holdout = record.held_out if isinstance(record.held_out, int) else Path(record.held_out.path)
-    files = read_dataset(request.data, holdout)
-    found = [("data", record.data.path, record.data.sha256, files.rows.digest)]
-    if files.held_out is not None and isinstance(record.held_out, DataRecord):
-        found.append(("data", record.held_out.path, record.held_out.sha256, files.held_out.digest))
-    template = None
-    if record.template is not None:
-        try:
-            source = run.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            source = str(error)
-        found.append(("template", str(run.chat_template), record.template, _sha256(source)))
-        template = TemplateChoice(source, str(run.chat_template), None)
-    refuse_changes(run.path, found)
-    verify_files(model, lambda *_: None, trust_unchanged=True)
-    tokenizer = Tokenizer.load(model.path)
-    options = record.options
-    if micro_batch_size is not None:
-        options = options.model_copy(update={"micro_batch_size": micro_batch_size})
-    dataset = encode_dataset(
-        files,
-        tokenizer,
-        template,
-        holdout=holdout,
-        max_length=options.max_length,
-        answers=record.answers,
-        seed=options.seed,
-    )
-    prepared = Prepared(
-        model=model,
-        resolution=resolution,
-        numerics=numerics,
-        require_verified=False,
-        tokenizer=tokenizer,
-        template=template,
-        template_digest=record.template,
-        answers=record.answers,
-        files=files,
-        dataset=dataset,
-        options=options,
-        warnings=(*resolution.warnings, *dataset.warnings),
-    )
-    return prepared, record
 
 
 @contextlib.asynccontextmanager
@@ -335,7 +123,7 @@ async def check_memory(
     )
     memory = plan.memory
     place: Vendor = "cpu" if memory.place == "host" else vendor_of(prepared.chosen)
-    budget, source = _budget(settings, machine, place)
+    budget, source = memory_budget_of(settings, machine, place)
     check_room(memory.kinds, memory.total, budget, source)
     return memory
 
@@ -409,7 +197,7 @@ def create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory
     return RunDirectory(out)
 
 
-async def train(
+async def run_training(
     run: RunDirectory,
     prepared: Prepared,
     record: RunRecord,
@@ -471,59 +259,6 @@ class _Publisher:
         publish_adapter(
             self.run, checkpoint.folder, facts, sha256=checkpoint.state.files.get("adapter.safetensors")
         )
-
-
-def plugin_record(chosen: Candidate) -> PluginRecord:
-    """Return what tells this plugin from any other."""
-    return PluginRecord(
-        id=chosen.plugin_id,
-        version=chosen.version or "",
-        manifest_digest=chosen.manifest_digest or "",
-        tree_digest=None if chosen.receipt is None else chosen.receipt.tree_digest,
-    )
-
-
-def vendor_of(chosen: Candidate) -> Vendor:
-    """Return the kind of device that a plugin runs on, as its manifest says."""
-    texts = [] if chosen.manifest is None else chosen.manifest.requires.devices
-    namespaces = {parse_requirement(text).namespace for text in texts}
-    for vendor in ("nvidia", "apple"):
-        if vendor in namespaces:
-            return cast("Vendor", vendor)
-    return "cpu"
-
-
-def _choose(
-    settings: Settings, request: TrainRequest, machine: Machine, candidates: Sequence[Candidate] | None
-) -> tuple[Resolution, m.Numerics]:
-    found = discover(settings.plugins_dir) if candidates is None else candidates
-    resolution = resolve(
-        Request(
-            plugin=request.plugin,
-            capability="train",
-            numerics=request.numerics,
-            require_verified=request.require_verified,
-        ),
-        machine,
-        found,
-    )
-    manifest = resolution.chosen.manifest
-    offered: list[m.Numerics] = [] if manifest is None else manifest.backend.numerics
-    default: m.Numerics = "canonical" if "canonical" in offered or not offered else offered[0]
-    return resolution, request.numerics or default
-
-
-def _budget(settings: Settings, machine: Machine, vendor: Vendor) -> tuple[int | None, str]:
-    return memory_budget(
-        machine,
-        vendor,
-        unified_reserve_bytes=settings.unified_memory_reserve_bytes,
-        vram_safety=settings.vram_safety,
-    )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -19,9 +19,6 @@ Holdout = int | Path | None
 _SHARE, _MOST, _FEWEST_ROWS = 10, 64, 20
 """Where nobody chose: a tenth, 64 at most, and nothing of fewer than 20 rows."""
 
-_CONVERSATIONS = ("chat", "sharegpt", "alpaca")
-"""Formats whose rows a chat template renders."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Files:
@@ -35,7 +32,7 @@ class Files:
     def needs_template(self) -> bool:
         """Say whether conversations are among them."""
         both = (self.rows, self.held_out)
-        return any(rows.format in _CONVERSATIONS for rows in both if rows is not None)
+        return any(rows.are_conversations for rows in both if rows is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,129 @@
+"""What `vox-host train` shows before a run and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vox_host.app.training_setup import Prepared
+from vox_host.byte_sizes import byte_size
+from vox_host.cli.output import print_line, print_progress, print_warning
+from vox_host.cli.train_report import LineReport, duration
+from vox_host.runs.layout import RunDirectory
+from vox_host.training.data import preview, render_preview
+from vox_host.training.drive import Outcome
+from vox_host.training.record import RunRecord
+from vox_plugin_api import train_messages as t
+
+__all__ = [
+    "facts_of",
+    "go_on_text",
+    "print_end",
+    "print_preview",
+    "settled_facts",
+    "show_memory",
+    "show_prepared",
+]
+
+
+def show_prepared(prepared: Prepared, *, is_quiet: bool) -> None:
+    """Say what will be trained, on what, with which options."""
+    for warning in prepared.warnings:
+        print_warning(warning)
+    if is_quiet:
+        return
+    options, dataset, chosen = prepared.options, prepared.dataset, prepared.chosen
+    template = "" if prepared.template is None else f", template from {prepared.template.origin}"
+    print_progress(
+        f"model {prepared.model.name} ({prepared.model.architecture}, {byte_size(prepared.model.size_bytes)})"
+    )
+    print_progress(
+        f"plugin {chosen.plugin_id} {chosen.version}: lane {chosen.lane}, {prepared.numerics} numerics"
+    )
+    print_progress(
+        f"data {prepared.files.rows.path}: {prepared.files.rows.format}, {len(dataset.train)} rows to train, "
+        f"{len(dataset.held_out)} held out, longest {dataset.longest} tokens{template}"
+    )
+    print_progress(
+        f"preset {options.preset}: {options.steps} steps of {options.batch_size} rows "
+        f"({options.epochs:g} epochs), rank {options.rank} on {', '.join(options.targets)}, "
+        f"learning rate {options.learning_rate:g}"
+    )
+
+
+def print_preview(prepared: Prepared, rows: int) -> dict[str, Any]:
+    """Print rows as the model sees them, what is learned in colour; return the facts for --json."""
+    from rich.console import Console
+
+    console = Console()
+    shown = prepared.dataset.train[:rows]
+    for example in shown:
+        console.rule(
+            f"line {example.line}: {len(example.token_ids)} tokens, {example.trained_tokens} learned"
+        )
+        console.print(render_preview(preview(example, prepared.tokenizer)))
+    print_line("bold and green is learned, the rest is read; nothing was trained (--preview)", error=True)
+    return {"ended": "preview", "rows": len(shown)}
+
+
+def show_memory(memory: t.TrainMemory, *, is_quiet: bool) -> None:
+    """Say what the run takes at most."""
+    if not is_quiet:
+        kinds = ", ".join(f"{name} {byte_size(size)}" for name, size in memory.kinds.items() if size)
+        print_progress(f"memory at most {byte_size(memory.total)} of the {memory.place}: {kinds}")
+
+
+def settled_facts(prepared: Prepared, record: RunRecord, memory: t.TrainMemory) -> dict[str, Any]:
+    """Return what a dry run tells programs."""
+    return {
+        "ended": "dry-run",
+        "run": record.model_dump(mode="json"),
+        "memory": memory.model_dump(mode="json"),
+        "warnings": list(prepared.warnings),
+    }
+
+
+def facts_of(run: RunDirectory, prepared: Prepared, outcome: Outcome, report: LineReport) -> dict[str, Any]:
+    """Return how a run stands, for --json."""
+    course, saved = outcome.course, outcome.checkpoint
+    return {
+        "run": str(run.path),
+        "ended": outcome.ended,
+        "step": course.step,
+        "steps": prepared.options.steps,
+        "held_out_loss_before": course.first_loss,
+        "best_held_out_loss": course.best_loss,
+        "best_step": course.best_step,
+        "adapter_digest": None if saved is None else saved.state.adapter_digest,
+        "tokens_per_s": round(report.speed.tokens / report.speed.seconds, 1)
+        if report.speed.seconds
+        else None,
+        "seconds": round(report.speed.seconds, 1),
+        "warnings": list(prepared.warnings),
+    }
+
+
+def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
+    """Print how a run stands when the loop has ended."""
+    if facts["ended"] == "interrupted":
+        print_line(f"stopped after step {facts['step']} of {facts['steps']}; {go_on_text(run)}")
+        return
+    why = "" if facts["ended"] == "steps" else ": no gain on the held-out rows any more"
+    print_line(f"trained {facts['step']} steps in {duration(facts['seconds'])}{why}")
+    before, best = facts["held_out_loss_before"], facts["best_held_out_loss"]
+    if best is not None:
+        print_line(f"held-out loss {before:.4f} before, {best:.4f} at its best (step {facts['best_step']})")
+        if before is not None and best >= before:
+            print_warning(
+                "training made the held-out loss no better: try a lower --learning-rate or more rows"
+            )
+    if facts["peak_memory_bytes"] is not None:
+        beside = (
+            f", estimated at most {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
+        )
+        print_line(f"peak memory of the worker {byte_size(facts['peak_memory_bytes'])}{beside}")
+    print_line(f"Next: vox-host serve --model {run.path}")
+
+
+def go_on_text(run: RunDirectory) -> str:
+    """Return the command that goes on with a run, in a clause."""
+    return f"`vox-host train --resume {run.path}` goes on"
