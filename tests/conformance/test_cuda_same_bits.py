@@ -187,22 +187,26 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
 
     def decode(ops):
         model = open_model(path, ops).model
-        cache, sequences = model.new_cache(2), Sequences()
+        cache, sequences = model.new_cache(6), Sequences()
         made = []
-        for tokens in ([i % 97 for i in range(125)], *([i] for i in range(7))):
-            result = model.forward(sequences.step([(0, tokens)]), cache)
+        prompts = [[(0, [i % 97 for i in range(125)])], [(1, [5] * 20)], [(2, [7] * 40), (3, [8])]]
+        ones = [[(0, [i])] for i in range(7)]
+        for rows in (*prompts, *ones, [(1, [3]), (0, [4])], [(1, [4]), (0, [5])]):
+            result = model.forward(sequences.step(rows), cache)
             made.append((ops.to_host(result.logits).tobytes(), list(ops.argmax(result.logits))))
         return made
 
     device = CapturingShim(built)
     assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
-    assert (device.captures, device.replays, device.waits) == (1, 6, 6)
+    assert (device.captures, device.replays, device.waits) == (2, 7, 7)
     kernels = Counter(device.recorded_kernels)
     assert kernels[f"vox_step_{weight_format}_8"] == 4
-    assert (
-        kernels[f"vox_step_normed_{weight_format}_16"] + kernels[f"vox_step_normed_{weight_format}_32"] == 5
-    )
-    assert not any(kernel.startswith(("vox_norm", "vox_add", "vox_silu", "vox_rope")) for kernel in kernels)
+    normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
+    assert sum(normed) == 5
+    assert kernels["vox_step_place"] == kernels["vox_step_attend_2_1"] == 4
+    if weight_format == "q8_0":
+        assert kernels["vox_step_tiles_q8_0_16"] == 9
+        assert not any(kernel.startswith(("vox_norm", "vox_add", "vox_silu", "vox_rope")) for kernel in kernels)
 
 
 def test_a_row_that_is_not_finite_is_told_from_a_replay(built, tmp_path):

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from mens_torch_cuda.nodes import Node
 from mens_torch_cuda.packed import PackedMatrix
 
-__all__ = ["NORM_COLUMNS", "Join", "joins"]
+__all__ = ["NORM_COLUMNS", "Join", "joins", "wanted_as_codes"]
 
 NORM_COLUMNS = 48 * 128
 """kNormChunks of kernels/step.h, in columns."""
 _ROW_COLUMNS = 256 * 128
 _MOST_WEIGHTS = 3
+_FEWEST_ROWS = 2
 _QUANTUM = 32
 _SHARING = (1, 2, 4)
 """Query heads of a key/value head that kernels/attend.h is compiled for."""
 _WIDEST_HEAD = 256
+_MOST_ATTENDING = 64
+"""Rows that attend block by block: parts of more would take much memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +33,7 @@ class Join:
     """Calls that one kernel does; the kind says which."""
 
     kind: str
-    """"single", "linear", "place" or "attend"."""
+    """"single", "linear", "tiles", "coded", "place" or "attend"."""
     nodes: tuple[Node, ...]
     norm: Node | None = None
     """In front of a linear."""
@@ -41,15 +44,28 @@ class Join:
 def joins(nodes: Sequence[Node]) -> Iterator[Join]:
     """Cover the nodes, in order."""
     uses = Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    wanted = wanted_as_codes(nodes)
     at = 0
     while at < len(nodes):
-        join = _linear(nodes, at, uses) or _place(nodes, at, uses) or _attend(nodes[at]) or _single(nodes[at])
+        join = (
+            _linear(nodes, at, uses)
+            or _tiles(nodes, at, uses)
+            or _place(nodes, at, uses)
+            or _attend(nodes[at])
+            or _coded(nodes[at], wanted)
+            or Join("single", (nodes[at],))
+        )
         yield join
         at += len(join.nodes)
 
 
-def _single(node: Node) -> Join:
-    return Join("single", (node,))
+def wanted_as_codes(nodes: Sequence[Node]) -> set[int]:
+    """Ids of the tensors that a product reads as int8 codes in blocks of 32."""
+    return {
+        id(node.inputs[0])
+        for node in nodes
+        if node.kind == "linear" and any(weight.block == _QUANTUM for weight in node.said["weights"])
+    }
 
 
 def _linear(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
@@ -71,6 +87,31 @@ def _linear(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     if end is None and len(weights) > _MOST_WEIGHTS:
         return None
     return Join("linear", tuple(nodes[at : first + 1 + (end is not None)]), norm, end)
+
+
+def _tiles(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
+    """A product of several rows with Q8_0 weights, perhaps with a residual behind."""
+    linear = nodes[at]
+    if linear.kind != "linear" or linear.inputs[0].shape[0] < _FEWEST_ROWS:
+        return None
+    weights = linear.said["weights"]
+    if not _side_by_side(weights) or weights[0].block != _QUANTUM or len(weights) > _MOST_WEIGHTS:
+        return None
+    end = _end(nodes, at, uses)
+    if end is not None and end.kind != "add":
+        end = None
+    return Join("tiles", tuple(nodes[at : at + 1 + (end is not None)]), None, end)
+
+
+def _coded(node: Node, wanted: set[int]) -> Join | None:
+    """A norm or a gate whose output is wanted as codes."""
+    if not node.outputs or id(node.outputs[0]) not in wanted:
+        return None
+    columns = node.outputs[0].shape[1]
+    is_norm = node.kind == "norm" and node.said["heads"] == 1 and columns <= NORM_COLUMNS
+    if is_norm or node.kind in ("silu_gate", "gelu_gate"):
+        return Join("coded", (node,))
+    return None
 
 
 def _side_by_side(weights: Sequence[object]) -> bool:
@@ -119,6 +160,8 @@ def _attend(node: Node) -> Join | None:
     if node.kind != "attention":
         return None
     spec = node.said["spec"]
+    if node.inputs[0].shape[0] > _MOST_ATTENDING:
+        return None
     if spec.heads // spec.kv_heads not in _SHARING or spec.head_dim > _WIDEST_HEAD:
         return None
     return Join("attend", (node,))

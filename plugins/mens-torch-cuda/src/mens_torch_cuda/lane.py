@@ -36,9 +36,14 @@ class _Recorded:
 
     batch: Batch
     places: Places
-    nodes: Nodes
     tables: dict[int, tuple[GridRotaryTable, tuple[Buffer, Buffer]]] = field(default_factory=dict)
     vocabulary: int = 0
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Memory that kernels of one step use one after the other, by size."""
+
     parts: dict[int, Buffer] = field(default_factory=dict)
     counters: dict[int, Buffer] = field(default_factory=dict)
 
@@ -50,6 +55,9 @@ class CudaOps(CudaOperators):
         super().__init__(device, facts=facts)
         self._recordings = Recordings()
         self._recorded: _Recorded | None = None
+        self._nodes: Nodes | None = None
+        """Where operators are noted, in a step."""
+        self._shared = _Shared()
         self._tables: list[GridRotaryTable] = []
         self._chosen: tuple[Any, Ints] | None = None
         """Logits of the last replay and the highest token of each row."""
@@ -67,12 +75,12 @@ class CudaOps(CudaOperators):
         """A whole step; one of a shape that came before is replayed."""
         self._chosen = None
         if not hasattr(self._device, "capture") or not 0 < len(batch.positions) <= MOST_ROWS:
-            return super().run_step(step, batch, cache)
+            return self._run_once(step, batch, cache)
         device = cast(Capturing, self._device)
         batch = padded_batch(batch)
         key = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
         if not self._recordings.is_worth_it(key):
-            return super().run_step(step, batch, cache)
+            return self._run_once(step, batch, cache)
         recording = self._recordings.find(key)
         if recording is None or not recording.is_current(device, batch.positions, cache):
             try:
@@ -80,7 +88,7 @@ class CudaOps(CudaOperators):
             except (UnrecordableError, BackendError):
                 # What can't be recorded is run; what has no room then says so itself.
                 self._recordings.refuse(key)
-                return super().run_step(step, batch, cache)
+                return self._run_once(step, batch, cache)
             self._recordings.keep(key, recording)
         self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
         self._uploaded.clear()
@@ -90,20 +98,39 @@ class CudaOps(CudaOperators):
             self._chosen = (recording.logits, recording.highest.copy())
         return recording.logits, faults
 
+    def _run_once(
+        self, step: ServedStep, batch: Batch, cache: GridKvCache
+    ) -> tuple[GridTensor | None, list[Fault]]:
+        """A step whose kernels are launched as they are found."""
+        self._nodes, self._shared = Nodes(Launcher(self._device, self)), _Shared()
+        try:
+            made, faults = super().run_step(step, batch, cache)
+            logits = None if made is None else GridTensor(made.buffer, made.shape)
+        finally:
+            self._nodes = None
+        return logits, faults
+
+    def take_faults(self) -> list[Fault]:
+        """Return what was not finite since the last call, first operator first."""
+        if self._nodes is not None:
+            self._nodes.flush()
+        return super().take_faults()
+
     def _record(self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache) -> Recording:
         for table in self._tables:
             table.reach(device, batch.positions)
-        recorded = _Recorded(batch, Places.reserve(device, batch), Nodes(Launcher(device, self)))
+        recorded = _Recorded(batch, Places.reserve(device, batch))
         watched = self._watched
         rows = len(batch.positions)
         self._watched = RowFlags(device, room=_FLAGS_PER_ROW * -(-rows // 4) * 4)
         self._recorded = recorded
+        self._nodes, self._shared = Nodes(Launcher(device, self)), _Shared()
         made: list[Any] = []
         try:
             start = device.capture(lambda: made.append(self._whole(device, step, batch, cache)))
             spans = self._watched
         finally:
-            self._watched, self._recorded = watched, None
+            self._watched, self._recorded, self._nodes = watched, None, None
         logits, highest, flags, of_hidden = made[0]
         return Recording(
             step=step,
@@ -117,14 +144,14 @@ class CudaOps(CudaOperators):
             of_hidden=of_hidden,
             tables=tuple(recorded.tables.values()),
             start=start,
-            kept=(recorded.parts, recorded.counters),
+            kept=self._shared,
         )
 
     def _whole(self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache) -> Any:
-        if self._recorded is None:
+        if self._nodes is None:
             raise AssertionError("nothing is being recorded")
         hidden = step.hidden(self, batch, cache)
-        self._recorded.nodes.flush()
+        self._nodes.flush()
         of_hidden = self._watched.calls
         logits = highest = None
         if len(batch.logit_rows):
@@ -134,7 +161,7 @@ class CudaOps(CudaOperators):
             made = step.logits(self, taken, batch, cache)
             logits = GridTensor(made.buffer, made.shape)
             highest = device.fetch(self._highest(logits), 4 * logits.shape[0])
-        self._recorded.nodes.flush()
+        self._nodes.flush()
         flags = tuple(device.fetch(buffer, 4 * end) for buffer, end in self._watched.parts())
         return logits, highest, flags, of_hidden
 
@@ -169,16 +196,14 @@ class CudaOps(CudaOperators):
 
     def attention_parts(self, count: int) -> Buffer:
         """Room for so many floats, the same in every layer."""
-        return self._shared("parts", count, self._device.empty)
+        return self._kept(self._shared.parts, count, self._device.empty)
 
     def counters(self, count: int) -> Buffer:
         """So many int32, zero between kernels."""
-        return self._shared("counters", count, self._device.zeros)
+        return self._kept(self._shared.counters, count, self._device.zeros)
 
-    def _shared(self, kind: str, count: int, make: Callable[[int], Buffer]) -> Buffer:
-        if self._recorded is None:
-            return make(4 * count)
-        known: dict[int, Buffer] = getattr(self._recorded, kind)
+    @staticmethod
+    def _kept(known: dict[int, Buffer], count: int, make: Callable[[int], Buffer]) -> Buffer:
         if count not in known:
             known[count] = make(4 * count)
         return known[count]
@@ -204,7 +229,7 @@ class CudaOps(CudaOperators):
         self._chosen = None
         super().penalise(logits, row, token_ids, repetition=repetition, subtract=subtract)
 
-    # --- operators while a step is recorded --------------------------------------------------------
+    # --- operators while a step is noted --------------------------------------------------------
 
     def rotary_table(
         self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None
@@ -246,11 +271,11 @@ class CudaOps(CudaOperators):
 
     def linear_many(self, x: Any, weights: Sequence[Any], *, names: Sequence[str]) -> list[Any]:
         """`linear` with several weights."""
-        if self._recorded is None:
+        if self._nodes is None:
             return super().linear_many(x, weights, names=names)
         plain = super().linear_many
         shapes = [(x.shape[0], weight.rows) for weight in weights]
-        noted = self._recorded.nodes.note(
+        noted = self._nodes.note(
             "linear",
             (x,),
             shapes,
@@ -277,9 +302,8 @@ class CudaOps(CudaOperators):
     def rope(self, x: Any, heads: int, table: GridRotaryTable, positions: Ints, *, name: str) -> Any:
         """Rotate each head's halves."""
         plain = super().rope
-        angles = None
-        if self._recorded is not None:
-            angles = table.reach(self._device, positions)
+        angles = table.reach(self._device, positions) if self._nodes is not None else None
+        if self._recorded is not None and angles is not None:
             self._recorded.tables[id(table)] = (table, angles)
         return self._noted(
             "rope",
@@ -293,7 +317,7 @@ class CudaOps(CudaOperators):
     def kv_append(self, cache: GridKvCache, layer: int, k: Any, v: Any, batch: Batch) -> None:
         """Store k and v at their rows' positions."""
         plain = super().kv_append
-        if self._recorded is None:
+        if self._nodes is None:
             plain(cache, layer, k, v, batch)
             return
 
@@ -302,7 +326,7 @@ class CudaOps(CudaOperators):
             return ()
 
         said = {"cache": cache, "layer": layer, "batch": batch}
-        self._recorded.nodes.note("kv_append", (k, v), (), run, **said)
+        self._nodes.note("kv_append", (k, v), (), run, **said)
 
     def attention(
         self, q: Any, cache: GridKvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
@@ -327,7 +351,7 @@ class CudaOps(CudaOperators):
 
     def _noted(self, kind: str, inputs: tuple[Any, ...], run: Callable[[], GridTensor], **said: Any) -> Any:
         """Note a call whose output is like its first input; run it where nothing is recorded."""
-        if self._recorded is None:
+        if self._nodes is None:
             return run()
-        (out,) = self._recorded.nodes.note(kind, inputs, (inputs[0].shape,), lambda: (run(),), **said)
+        (out,) = self._nodes.note(kind, inputs, (inputs[0].shape,), lambda: (run(),), **said)
         return out

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import Batch
-from mens_torch_cuda.joined import Join, joins
+from mens_torch_cuda.joined import Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 
@@ -16,6 +16,8 @@ __all__ = ["Launcher", "StepMemory"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
+_TILES = (("16", 16, 32), ("32", 32, 32), ("64", 64, 32), ("Many", 64, 64))
+"""Of kernels/tiles.h: name, rows and outputs of a group; the last for any number of rows."""
 _ENOUGH = 264
 """Groups that keep a large GPU busy: with fewer, each has fewer outputs."""
 
@@ -48,14 +50,14 @@ class Launcher:
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
-        wanted = {
-            id(node.inputs[0])
-            for node in nodes
-            if node.kind == "linear" and any(weight.block == _BLOCK for weight in node.said["weights"])
-        }
+        wanted = wanted_as_codes(nodes)
         for join in joins(nodes):
             if join.kind == "linear":
                 self._linear(join, wanted)
+            elif join.kind == "tiles":
+                self._tiles(join)
+            elif join.kind == "coded":
+                self._with_codes(join.nodes[0])
             elif join.kind == "place":
                 self._place(join.nodes)
             elif join.kind == "attend":
@@ -135,6 +137,46 @@ class Launcher:
         outputs = weights[0].rows if end is not None else sum(weight.rows for weight in weights)
         narrow, wide = (16, 32) if is_normed else (8, 16)
         return wide if outputs >= 2 * _ENOUGH * wide else narrow
+
+    def _tiles(self, join: Join) -> None:
+        linear, end = join.nodes[0], join.end
+        x, weights = linear.inputs[0], linear.said["weights"]
+        rows, none = x.shape[0], x.buffer
+        codes = self._memory.codes(x)
+        flags = [self._memory.flags(name, rows) for name in linear.said["names"]]
+        if end is None:
+            outs = [self._made(output) for output in linear.outputs]
+        else:
+            flags.append(self._memory.flags(end.said["name"], rows))
+            outs = [self._made(end.outputs[0])]
+        name, high, wide = next(tile for tile in _TILES if rows <= tile[1] or tile is _TILES[-1])
+        outputs = [weight.rows for weight in weights]
+        buffers = (
+            *(codes.codes, codes.scales),
+            *_filled([weight.buffers[0] for weight in weights], none),
+            *_filled([weight.buffers[1] for weight in weights], none),
+            none if end is None else end.inputs[0].buffer,
+            *_filled(outs, none),
+            *_filled(flags, none),
+        )
+        args = constants(*_filled(outputs, 0), weights[0].columns, rows, 0 if end is None else _MODES["add"])
+        groups = sum(-(-count // wide) for count in outputs)
+        threads = (groups * GROUP, -(-rows // high))
+        self._device.launch(Launch(f"vox_step_tiles_q8_0_{name}", buffers, args, threads))
+
+    def _with_codes(self, node: Node) -> None:
+        rows, columns = node.outputs[0].shape
+        flags = self._memory.flags(node.said["name"], rows)
+        made, codes = self._made(node.outputs[0]), self._coded(node.outputs[0])
+        written = (made, codes.codes, codes.scales, flags)
+        if node.kind == "norm":
+            args = constants(columns, float(node.said["eps"]))
+            buffers = (node.inputs[0].buffer, node.said["weight"].buffer, *written)
+            self._device.launch(Launch("vox_step_rows", buffers, args, (GROUP, rows)))
+        else:
+            buffers = (node.inputs[0].buffer, node.inputs[1].buffer, *written)
+            args = constants(columns, _MODES[node.kind])
+            self._device.launch(Launch("vox_step_gate", buffers, args, (columns, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
         q_norm, k_norm, q_rope, k_rope, append = nodes

@@ -31,6 +31,7 @@ CANON Piece streamed(const Piece* from) {
 enum {
   kNormChunks = 48,              // of a row that it norms
   kNormStaged = kNormChunks * kStride,
+  kNormStagedQuads = kNormStaged / 4,
   kNormCodeQuads = kNormChunks * (int)kChunk / 16,
   kNormBlocks = kNormChunks * 4,
   kRowPartials = 4096,           // at most so many partial sums of a group, [chunks][outputs]

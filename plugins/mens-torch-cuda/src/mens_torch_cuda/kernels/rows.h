@@ -1,0 +1,61 @@
+// What stands between the products of many rows: norm and int8 codes in one kernel, gate and codes in another.
+
+namespace vox {
+namespace VOX_ISA {
+
+struct RowsArgs {  // group row
+  int32_t columns;
+  float eps;
+};
+
+struct GateArgs {  // thread (element, row)
+  int32_t width;
+  int32_t mode;  // kSiluGate or kGeluGate
+};
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+// The norm of x, as floats and as codes.
+VOX_KERNEL(vox_step_rows)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1), VOX_OUT(float, out, 2),
+                          VOX_OUT(int8_t, out_codes, 3), VOX_OUT(float, out_scales, 4), VOX_OUT(int32_t, faults, 5),
+                          VOX_ARGS(RowsArgs, 6)) {
+  VOX_SHARED Quad staged[kNormStagedQuads];
+  VOX_SHARED float sums[kNormChunks];
+  VOX_SHARED int32_t magnitudes[kTwoGroups];
+  wait_for_inputs();
+  const int64_t row = VOX_GROUP_Y, first = row * args.columns;
+  float* terms = (float*)(Quad*)staged;
+  staged_norm(x + first, weight, args.columns, args.eps, terms, sums, faults, row, true);
+  for (int32_t i = VOX_LOCAL * 4; i < args.columns; i += kGroup * 4)
+    *(Quad*)(out + first + i) = *(const Quad*)(terms + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
+  staged_codes(terms, args.columns, out_codes + first, out_scales + row * (args.columns / 32), magnitudes);
+}
+
+// A gate whose outputs are wanted as codes; four blocks of a row a group.
+VOX_KERNEL(vox_step_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), VOX_OUT(float, out, 2),
+                          VOX_OUT(int8_t, out_codes, 3), VOX_OUT(float, out_scales, 4), VOX_OUT(int32_t, faults, 5),
+                          VOX_ARGS(GateArgs, 6)) {
+  VOX_SHARED int32_t magnitudes[kGroup];
+  wait_for_inputs();
+  const int64_t k = VOX_THREAD_X, at = VOX_THREAD_Y * args.width + k;
+  const bool is_inside = k < args.width;
+  float y = 0.0f;
+  if (is_inside) {
+    y = args.mode == kSiluGate ? silu_gated(gate[at], up[at]) : gelu_gated(gate[at], up[at]);
+    VOX_WATCH(y, VOX_THREAD_Y);
+    out[at] = y;
+  }
+  magnitudes[VOX_LOCAL] = f_bits(y) & 0x7FFFFFFF;
+  VOX_BARRIER();
+  if (!is_inside) return;
+  int32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int32_t magnitude = magnitudes[VOX_LOCAL / 32 * 32 + i];
+    amax = magnitude > amax ? magnitude : amax;
+  }
+  const float d = activation_scale(amax);
+  if (k % 32 == 0) out_scales[VOX_THREAD_Y * (args.width / 32) + k / 32] = d;
+  out_codes[at] = has_codes(d) ? (int8_t)activation_code(y, activation_inverse(amax)) : (int8_t)0;
+}

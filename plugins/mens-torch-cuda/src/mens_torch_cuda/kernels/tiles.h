@@ -1,0 +1,291 @@
+// Several rows times Q8_0 weights on tensor cores: int8 products with int32 sums, which are exact in any order,
+// then each block's scale and C128's chunks in their order, as in grid/quantised.h.
+//
+// A group makes kM x kN outputs: its four warps lie kAcrossM x kAcrossN, each has kTilesM x kTilesN tiles of 16 rows
+// and 8 outputs. Codes of both sides come through shared memory, some stages of kBlocks blocks ahead.
+
+namespace vox {
+namespace VOX_ISA {
+
+struct TileArgs {  // group (outputs of one of three weights, rows)
+  int32_t outputs0, outputs1, outputs2;
+  int32_t columns;
+  int32_t rows;
+  int32_t mode;  // kStore or kAddResidual
+};
+
+struct alignas(16) Bytes16 {
+  uint32_t words[4];
+};
+
+// To shared memory without a register, some time before `arrived_but`.
+template <int Bytes>
+CANON void sent(void* to, const void* from) {
+#if defined(__CUDA_ARCH__)
+  const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+  if (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(Bytes) : "memory");
+#else
+  for (int i = 0; i < Bytes; ++i) ((uint8_t*)to)[i] = ((const uint8_t*)from)[i];
+#endif
+}
+CANON void end_of_stage() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int Stages>
+CANON void arrived_but() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(Stages) : "memory");
+#endif
+}
+
+// What a lane holds of a tile of 16 rows, or of 8 outputs, and a block.
+struct TileRows {
+  uint32_t words[4];
+};
+struct TileOutputs {
+  uint32_t words[2];
+};
+CANON TileRows tile_rows(const uint8_t* rows, int pitch) {
+  TileRows to = {{0, 0, 0, 0}};
+#if defined(__CUDA_ARCH__)
+  const int lane = VOX_LOCAL % 32;
+  const uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + (lane % 16) * pitch + lane / 16 * 16);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[2]), "=r"(to.words[3])
+               : "r"(at));
+#else
+  (void)rows, (void)pitch;
+#endif
+  return to;
+}
+CANON TileOutputs tile_outputs(const uint8_t* outputs) {
+  const int lane = VOX_LOCAL % 32;
+  return {{((const uint32_t*)outputs)[lane], ((const uint32_t*)outputs)[lane + 32]}};
+}
+
+// The four integer dots of a lane, as floats: rows lane / 4 and 8 more, outputs 2 (lane % 4) and one more. The sum
+// starts at the bits of 1.5 * 2^23, so that it reads as that float plus the sum: |sum| is below 2^22.
+struct FourDots {
+  float values[4];
+};
+CANON FourDots tile_dots(const TileRows& a, const TileOutputs& b, const uint8_t* rows, int pitch, const uint8_t* outputs) {
+  const int32_t base = 0x4B400000;
+  int32_t c[4];
+#if defined(__CUDA_ARCH__)
+  (void)rows, (void)pitch, (void)outputs;
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b.words[0]), "r"(b.words[1]), "r"(base));
+#else
+  (void)a, (void)b;
+  const int lane = VOX_LOCAL % 32;
+  for (int i = 0; i < 4; ++i) {
+    const uint8_t* row = rows + (lane / 4 + i / 2 * 8) * pitch;
+    const uint8_t* output = outputs + (lane % 4 * 2 + i % 2) * 16;
+    c[i] = base;
+    for (int k = 0; k < 32; ++k) c[i] += (int32_t)(int8_t)row[k] * (int32_t)(int8_t)output[k / 16 * 128 + k % 16];
+  }
+#endif
+  FourDots to;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to.values[i] = f_sub(f_from(c[i]), f_from(base));
+  return to;
+}
+
+struct TileIn {
+  const int8_t* codes;
+  const float* scales;
+  const Piece *w0, *w1, *w2;
+  const uint16_t *d0, *d1, *d2;
+  const float* residual;
+  float *out0, *out1, *out2;
+  int32_t *faults0, *faults1, *faults2;
+};
+
+template <int AcrossM, int AcrossN, int TilesM, int TilesN, int Blocks, int Stages>
+struct Tiles {
+  enum {
+    kM = AcrossM * TilesM * 16,
+    kN = AcrossN * TilesN * 8,
+    pitch = Blocks * 32 + 16,  // of a row's codes: eight rows read different banks
+    codes_bytes = kM * pitch,
+    weight_bytes = kN * Blocks * 32,
+    x_scale_bytes = kM * Blocks * 4,
+    weight_scale_bytes = kN * Blocks * 2,
+    stage = codes_bytes + weight_bytes + x_scale_bytes + weight_scale_bytes,
+    all = stage * Stages / 16,
+  };
+
+  struct Place {
+    const Piece* weight;
+    const uint16_t* d;
+    int64_t n, row;  // the first of the group
+    int32_t blocks;
+  };
+
+  CANON void send_weights(const Place& at, uint8_t* to, int32_t first) {
+    const int32_t left = at.blocks - first, count = left < Blocks ? left : Blocks;
+    for (int32_t i = VOX_LOCAL; i < kN * Blocks * 2; i += kGroup) {
+      const int32_t eight = i / (Blocks * 16), piece = i % (Blocks * 16) / 8;
+      if (piece < 2 * count)
+        sent<16>(to + codes_bytes + i * 16, at.weight + piece_at(at.n + eight * 8 + i % 8, 2 * first + piece, 2 * at.blocks));
+    }
+    for (int32_t i = VOX_LOCAL; i < kN; i += kGroup)
+      sent<Blocks * 2>(to + codes_bytes + weight_bytes + x_scale_bytes + i * Blocks * 2, at.d + scale_at(at.n + i, first, at.blocks));
+  }
+  CANON void send_rows(const TileIn& in, const TileArgs& args, const Place& at, uint8_t* to, int32_t first) {
+    const int32_t left = at.blocks - first, count = left < Blocks ? left : Blocks;
+    for (int32_t i = VOX_LOCAL; i < kM * Blocks * 2; i += kGroup) {
+      const int32_t row = i / (Blocks * 2), piece = i % (Blocks * 2);
+      const int64_t from = at.row + row < args.rows ? at.row + row : args.rows - 1;
+      if (piece < 2 * count)
+        sent<16>(to + row * pitch + piece * 16, in.codes + from * args.columns + (int64_t)first * 32 + piece * 16);
+    }
+    for (int32_t i = VOX_LOCAL; i < kM * Blocks; i += kGroup) {
+      const int64_t row = at.row + i / Blocks, from = row < args.rows ? row : args.rows - 1;
+      if (i % Blocks < count)
+        sent<4>(to + codes_bytes + weight_bytes + i * 4, in.scales + from * at.blocks + first + i % Blocks);
+    }
+  }
+
+  CANON void run(const TileIn& in, const TileArgs& args, uint8_t* shared) {
+    const int warp = VOX_LOCAL / 32, lane = VOX_LOCAL % 32;
+    const int row0 = warp % AcrossM * TilesM * 16, n0 = warp / AcrossM * TilesN * 8;
+    int64_t group = VOX_GROUP_X;
+    int which = 0;
+    const int64_t groups0 = (args.outputs0 + kN - 1) / kN, groups1 = (args.outputs1 + kN - 1) / kN;
+    if (group >= groups0) {
+      group -= groups0;
+      which = 1;
+      if (group >= groups1) {
+        group -= groups1;
+        which = 2;
+      }
+    }
+    const Place at = {which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2, which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2,
+                      group * kN, VOX_GROUP_Y * kM, args.columns / 32};
+    const int32_t rounds = (at.blocks + Blocks - 1) / Blocks;
+#pragma unroll
+    for (int s = 0; s < Stages - 1; ++s)
+      if (s < rounds) send_weights(at, shared + s * stage, s * Blocks);
+    wait_for_inputs();
+#pragma unroll
+    for (int s = 0; s < Stages - 1; ++s) {
+      if (s < rounds) send_rows(in, args, at, shared + s * stage, s * Blocks);
+      end_of_stage();
+    }
+    float p[TilesM][TilesN][4], total[TilesM][TilesN][4];
+#pragma unroll
+    for (int i = 0; i < TilesM; ++i)
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) p[i][j][q] = total[i][j][q] = 0.0f;
+    for (int32_t round = 0; round < rounds; ++round) {
+      arrived_but<Stages - 2>();
+      VOX_BARRIER();  // this stage is there, and the one before it is read
+      const int32_t next = round + Stages - 1;
+      if (next < rounds) {
+        uint8_t* to = shared + next % Stages * stage;
+        send_weights(at, to, next * Blocks);
+        send_rows(in, args, at, to, next * Blocks);
+      }
+      end_of_stage();
+      const uint8_t* codes = shared + round % Stages * stage;
+      const uint8_t* weights = codes + codes_bytes + n0 * Blocks * 32;
+      const float* x_scales = (const float*)(codes + codes_bytes + weight_bytes) + row0 * Blocks;
+      const uint16_t* d = (const uint16_t*)(codes + codes_bytes + weight_bytes + x_scale_bytes) + n0 * Blocks;
+#pragma unroll
+      for (int k = 0; k < Blocks; ++k) {
+        const int32_t b = round * Blocks + k;
+        if (b >= at.blocks) continue;
+        TileOutputs w[TilesN];
+        float weight_scale[TilesN][2];
+#pragma unroll
+        for (int j = 0; j < TilesN; ++j) {
+          w[j] = tile_outputs(weights + j * Blocks * 256 + k * 256);
+#pragma unroll
+          for (int q = 0; q < 2; ++q)
+            weight_scale[j][q] = f16_widened(d[(j * 8 + lane % 4 * 2 + q) * Blocks + k]);
+        }
+#pragma unroll
+        for (int i = 0; i < TilesM; ++i) {
+          const uint8_t* rows = codes + (row0 + i * 16) * pitch + k * 32;
+          const TileRows x = tile_rows(rows, pitch);
+          float x_scale[2];
+#pragma unroll
+          for (int q = 0; q < 2; ++q) x_scale[q] = x_scales[(i * 16 + lane / 4 + q * 8) * Blocks + k];
+#pragma unroll
+          for (int j = 0; j < TilesN; ++j) {
+            const FourDots dots = tile_dots(x, w[j], rows, pitch, weights + j * Blocks * 256 + k * 256);
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+              p[i][j][q] = f_fma(f_mul(weight_scale[j][q % 2], x_scale[q / 2]), dots.values[q], p[i][j][q]);
+          }
+        }
+        if (b % 4 == 3 || b == at.blocks - 1) {
+#pragma unroll
+          for (int i = 0; i < TilesM; ++i)
+#pragma unroll
+            for (int j = 0; j < TilesN; ++j)
+#pragma unroll
+              for (int q = 0; q < 4; ++q) {
+                total[i][j][q] = chunk_folded(b < 4, total[i][j][q], p[i][j][q]);
+                p[i][j][q] = 0.0f;
+              }
+        }
+      }
+    }
+    const int32_t outputs = which == 0 ? args.outputs0 : which == 1 ? args.outputs1 : args.outputs2;
+    float* out = which == 0 ? in.out0 : which == 1 ? in.out1 : in.out2;
+    int32_t* faults = which == 0 ? in.faults0 : which == 1 ? in.faults1 : in.faults2;
+#pragma unroll
+    for (int i = 0; i < TilesM; ++i)
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int64_t row = at.row + row0 + i * 16 + lane / 4 + q / 2 * 8, n = at.n + n0 + j * 8 + lane % 4 * 2 + q % 2;
+          if (row >= args.rows || n >= outputs) continue;
+          float y = total[i][j][q];
+          VOX_WATCH(y, row);
+          if (args.mode == kAddResidual) {
+            y = f_add(in.residual[row * outputs + n], y);
+            if (!is_finite(y)) in.faults1[row] = 1;
+          }
+          out[row * outputs + n] = y;
+        }
+  }
+};
+
+typedef Tiles<1, 4, 1, 1, 4, 4> Tiles16;   // 16 x 32
+typedef Tiles<1, 4, 2, 1, 4, 4> Tiles32;   // 32 x 32
+typedef Tiles<1, 4, 4, 1, 4, 3> Tiles64;   // 64 x 32
+typedef Tiles<1, 4, 4, 2, 2, 4> TilesMany;  // 64 x 64
+enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesMany = TilesMany::all };
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
+#define VOX_STEP_TILES(name)                                                                                        \
+  VOX_KERNEL(vox_step_tiles_q8_0_##name)(                                                                           \
+      VOX_IN(int8_t, codes, 0), VOX_IN(float, scales, 1), VOX_IN(Piece, w0, 2), VOX_IN(Piece, w1, 3),               \
+      VOX_IN(Piece, w2, 4), VOX_IN(uint16_t, d0, 5), VOX_IN(uint16_t, d1, 6), VOX_IN(uint16_t, d2, 7),              \
+      VOX_IN(float, residual, 8), VOX_OUT(float, out0, 9), VOX_OUT(float, out1, 10), VOX_OUT(float, out2, 11),      \
+      VOX_OUT(int32_t, faults0, 12), VOX_OUT(int32_t, faults1, 13), VOX_OUT(int32_t, faults2, 14),                  \
+      VOX_ARGS(TileArgs, 15)) {                                                                                     \
+    VOX_SHARED Bytes16 shared[kTiles##name];                                                                        \
+    const TileIn in = {codes, scales, w0, w1, w2, d0, d1, d2, residual, out0, out1, out2, faults0, faults1, faults2}; \
+    Tiles##name::run(in, args, (uint8_t*)(Bytes16*)shared);                                                         \
+  }
+VOX_STEP_TILES(16)
+VOX_STEP_TILES(32)
+VOX_STEP_TILES(64)
+VOX_STEP_TILES(Many)
+#undef VOX_STEP_TILES
