@@ -344,10 +344,10 @@ class CudaOps(CudaOperators):
             name=name,
         )
 
-    def _pair(self, kernel: str, a: Any, b: Any, name: str) -> Any:
-        plain = super()._pair
+    def _elementwise(self, kernel: str, inputs: tuple[Any, ...], value: float, name: str) -> Any:
+        plain = super()._elementwise
         kind = kernel.removeprefix("vox_")
-        return self._noted(kind, (a, b), lambda: plain(kernel, a, b, name), name=name)
+        return self._noted(kind, inputs, lambda: plain(kernel, inputs, value, name), name=name)
 
     def _noted(self, kind: str, inputs: tuple[Any, ...], run: Callable[[], GridTensor], **said: Any) -> Any:
         """Note a call whose output is like its first input; run it where nothing is recorded."""
