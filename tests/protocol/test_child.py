@@ -82,7 +82,7 @@ def test_the_handshake_says_who_the_worker_is(start: Start) -> None:
         manifest_digest=DIGEST,
         lane="scripted",
         numerics=["canonical"],
-        capabilities=["generate", "evaluate", "trace"],
+        capabilities=["generate", "evaluate", "trace", "adapters"],
         pid=worker.process.pid,
         nonce="a-nonce",
     )
