@@ -109,7 +109,7 @@ def test_each_form_is_written_and_told(lane, here, tmp_path):
         (["merge", "base", "--out", "new"], "is a model of the store, not an adapter"),
         (["merge", "tuned", "--name", "No!"], "model-name"),
         (["merge", "tuned", "--out", "base"], "out-exists"),
-        (["merge", "nowhere", "--out", "new"], "model-not-found"),
+        (["merge", "nowhere", "--out", "new"], "run-not-found"),
         (["merge", "tuned", "--out", "new", "--dtype", "f16"], "--dtype is one of"),
         (["export", "tuned", "--to", "onnx", "--out", "new"], "--to is one of peft, hf, gguf"),
         (["export", "tuned", "--to", "peft", "--merged", "--out", "new"], "--merged is for --to gguf"),
