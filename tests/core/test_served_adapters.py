@@ -24,6 +24,7 @@ from mens_core.adapters.served import linear_shapes
 from mens_core.backend import MensBackend
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
+from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.backend import BackendError, BackendInfo, Reply
 from vox_plugin_api.checkpoint import read_json_object
 from vox_plugin_api.families import parse_config
@@ -233,28 +234,93 @@ def test_a_zero_adapter_gives_the_bases_bytes(cpu, tiny, some, which):
     report = load(adapted, tiny, adapter=params_of(path, plan, config=config)).result
     assert evaluated(adapted) == evaluated(base)
     assert wire(adapted.generate(ask([1, 2, 3]))) == wire(base.generate(ask([1, 2, 3])))
+    # Left out, not added: +0 would turn a -0 into +0.
+    trace = m.TraceParams(token_ids=[1, 2, 3])
+    assert wire(adapted.trace(trace)) == wire(base.trace(trace))
     if which != "A":
         assert [w for w in report.warnings if "changes nothing" in w], "L2: it is served, with a warning"
 
 
-def test_one_adapter_after_another_leaves_nothing_behind(small, little, tmp_path):
-    """L8: base, A, B, A, base on one worker give what each gives on a fresh one."""
-    plan, _, path = little
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(safetensors_bytes(random_adapter(plan.shapes, seed=2)))
-    adapters = {"A": params_of(path, plan), "B": params_of(other, plan), None: None}
+CASES = Path(__file__).parents[1] / "cases" / "hand" / "lora"
 
-    def answers(backend: MensBackend, which: str | None) -> list[bytes]:
-        load(backend, small, adapter=adapters[which])
-        found = wire(backend.generate(ask([1, 2, 3] * 13)))
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Path:
+    """The model of the cases: one layer, q_proj [64, 32], k_proj [32, 32], down_proj [32, 64]."""
+    config = BY_FAMILY["qwen3"] | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    return write_model(tmp_path_factory.mktemp("toy"), config)
+
+
+def case(name: str, *layers: str) -> m.AdapterParams:
+    """A case's file with its configuration, for the named layers, else those of its targets in layer 0."""
+    config = json.loads((CASES / name / "adapter_config.json").read_text())
+    rooms = {"q_proj": "self_attn", "k_proj": "self_attn", "down_proj": "mlp"}
+    named = layers or [f"layers.0.{rooms[target]}.{target}" for target in config["target_modules"]]
+    path = CASES / name / "adapter_model.safetensors"
+    return m.AdapterParams(
+        file=str(path),
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        config=m.AdapterConfig(
+            rank=config["r"],
+            alpha=config["lora_alpha"],
+            targets=list(named),
+            rank_stabilised=config["use_rslora"],
+        ),
+        key_map={key: key for layer in named for key in adapter_keys(layer)},
+    )
+
+
+def test_one_adapter_after_another_leaves_nothing_behind(toy):
+    """L8: what ran before leaves nothing: each step gives what it gives on a fresh worker."""
+    sequence = json.loads((CASES / "L8_sequence.json").read_text())
+    prompt = [ord(letter) % 97 for letter in sequence["prompt"]]
+
+    def answers(backend: MensBackend, name: str | None) -> list[bytes]:
+        load(backend, toy, adapter=None if name is None else case(name))
+        wish = ask(prompt).model_copy(update={"max_tokens": sequence["max_tokens"]})
+        found = wire(backend.generate(wish))
         backend.unload(m.UnloadParams())
         return found
 
-    cold = {which: answers(a_backend(), which) for which in adapters}
+    steps = [step["adapter"] for step in sequence["steps"]]
+    cold = {name: answers(a_backend(), name) for name in set(steps)}
     assert len({b"".join(found) for found in cold.values()}) == 3
     warm = a_backend()
-    for which in (None, "A", "B", "A", None):
-        assert answers(warm, which) == cold[which]
+    for name in steps:
+        assert answers(warm, name) == cold[name]
+
+
+def test_the_cases_that_fit_change_the_answer_by_their_scale(toy):
+    """L1, L2: what fits is applied, with alpha / r, or alpha / sqrt(r)."""
+    base = a_backend()
+    load(base, toy)
+    for name, scale in (("L1_right", 2.0), ("L2_plain", 2.0), ("L2_rslora", 8.0)):
+        adapted = a_backend()
+        assert load(adapted, toy, adapter=case(name)).result.warnings == []
+        assert evaluated(adapted) != evaluated(base)
+        linears = adapted._served.loaded.model.linears.values()
+        assert {linear.lora.scale for linear in linears if linear.lora is not None} == {scale}
+    adapted = a_backend()
+    (warning,) = load(adapted, toy, adapter=case("L2_alpha0")).result.warnings
+    assert "alpha is 0" in warning
+    assert evaluated(adapted) == evaluated(base)
+
+
+@pytest.mark.parametrize(
+    ("name", "mentions"),
+    [
+        ("L1_no_match", ["lacks 4", "4 have no place", "transformer.h.layers.0.mlp.down_proj.lora_A"]),
+        ("L1_partial", ["2 have no place", "layers.7.self_attn.q_proj.lora_A"]),
+        ("L1_unpaired", ["1 have no place", "layers.0.self_attn.v_proj.lora_A"]),
+        ("L1_bad_shape", ["layers.0.self_attn.k_proj.lora_B.weight is F32 [64, 4]", "[32, 4]"]),
+        ("L2_r_mismatch", ["config r=8, tensors r=16"]),
+    ],
+)
+def test_the_cases_that_do_not_fit_are_refused_by_name(toy, name, mentions):
+    error = refusal(toy, case(name))
+    assert error.code == "adapter-tensors"
+    for mention in mentions:
+        assert mention in error.message
 
 
 def a_backend(**options: Any) -> MensBackend:

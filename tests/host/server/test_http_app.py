@@ -10,6 +10,7 @@ import time
 import pytest
 
 from fixtures.scripted_service import CASES, ScriptedEngine, cases, make_service, model_info, text
+from vox_host.app.model_info import AdapterInfo
 from vox_host.app.service import EngineHealth
 from vox_host.errors import WorkerFailedError
 from vox_host.server.admission import Admission
@@ -268,6 +269,28 @@ async def test_head_is_get_without_a_body(serving, path):
         engine.is_ready = False
         async with client.head(path) as response:
             assert response.status == 503
+
+
+async def test_an_adapter_is_shown_with_its_base(serving):
+    adapter = AdapterInfo(
+        digest="cd" * 32, file_digest="ef" * 32, base="tiny", origin="run", rank=8, layers=126
+    )
+    client = await serving(
+        make_service(ScriptedEngine(text("x")), info=model_info(name="tools", adapter=adapter))
+    )
+    async with client.get("/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert (model["id"], model["parent"]) == ("tools", "tiny")
+    assert model["vox"]["adapter"] == adapter.as_dict()
+    async with client.get("/health") as response:
+        health = await response.json()
+    assert (health["model"], health["adapter"]["digest"]) == ("tools", "cd" * 32)
+    assert health["adapter"]["applied"] == "unmerged"
+    async with client.post("/v1/completions", json={"prompt": "x", "model": "tools"}) as response:
+        assert (await response.json())["vox"]["adapter_digest"] == "cd" * 32
+    client = await serving(make_service(ScriptedEngine(text("x"))))
+    async with client.get("/health") as response:
+        assert (await response.json())["adapter"] is None
 
 
 async def test_one_token_is_not_tokens(serving):
