@@ -59,6 +59,11 @@ def vocabulary_keys(
             f"{_PREFIX}scores": Array("float32", _scores(tokens, kinds, merges)),
             f"{_PREFIX}add_space_prefix": False,
         }
+        # Those are looked for in the text as it is, before its spaces become pieces.
+        tokens = [
+            token.replace(SPACE, " ") if kind == USER_DEFINED else token
+            for token, kind in zip(tokens, kinds, strict=True)
+        ]
     elif _is_qwen2(tokenizer.get("pre_tokenizer")):
         keys = {
             f"{_PREFIX}model": "gpt2",

@@ -6,6 +6,7 @@ the adapter doesn't touch is copied byte for byte, quantised blocks too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -252,7 +253,13 @@ class Merging:
         return a, b
 
     def _stored(self, planned: PlannedTensor) -> StoredTensor:
-        return StoredTensor(planned.name, planned.format, planned.shape, self._checkpoint.data(planned.name))
+        return StoredTensor(
+            planned.name,
+            planned.format,
+            planned.shape,
+            self._checkpoint.data(planned.name),
+            functools.partial(self._checkpoint.release, planned.name),
+        )
 
 
 _BF16_LIMIT = np.uint32(0x7F7F8000).view(np.float32)
