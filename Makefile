@@ -16,7 +16,7 @@ PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' 
 .PHONY: help demo demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda
 
 help:
-	@echo "make demo    set up, install the CPU lane, import a real model, serve it, ask it"
+	@echo "make demo    set up, install the CPU lane, import a real model, serve it, train an adapter, compare both"
 	@echo "make test    set up, lint, types, the whole suite"
 	@echo "make wheels  build every distribution into wheels/"
 	@echo "make bench   measure against llama.cpp and the machine's limits"

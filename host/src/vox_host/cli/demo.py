@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-import json as jsonlib
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from vox_host.cli.demo_server import get, post, serving
+from vox_host.cli.demo_tools import second_act
 from vox_host.cli.output import print_line
 from vox_host.errors import UsageError, VoxError
+from vox_host.settings import load_settings
 
 __all__ = ["register"]
 
@@ -27,8 +23,6 @@ PLUGIN = "mens-cpu-ref"
 PROMPT = "Water boils at a temperature of"
 # Long enough that starting up does not matter, short enough to stay in one KV block.
 MAX_TOKENS = 48
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 15.0
 _COUNTED = ", set-up and wheels included"
 
 
@@ -50,7 +44,7 @@ def demo(
         typer.Option("--started", help="When the whole began, in seconds since 1970; by default now."),
     ] = None,
 ) -> None:
-    """Install the CPU lane, import a real model, serve it, ask it, stop it."""
+    """Install the CPU lane, import a real model, serve it, train an adapter, serve both side by side."""
     source = wheels / PLUGIN
     if not source.is_dir():
         raise UsageError("path-missing", f"{source} does not exist; nothing was done", remedy="make wheels")
@@ -70,10 +64,13 @@ def demo(
         *("model", "import", MODEL, *(["--accept-license"] if accept_license else [])),
     )
     print_line(f"\n==> serving: vox-host serve --model {MODEL}")
-    with _serving() as port:
+    with serving(MODEL) as port:
         _ask(port)
-    print_line(f"    stopped; the whole demo took {time.time() - began:.0f} s{_COUNTED if started else ''}")
-    print_line(f"\nNext: {Path(sys.argv[0]).parent / 'vox-host'} serve --model {MODEL}")
+    print_line("    stopped")
+    run = second_act(MODEL, load_settings().home / "runs")
+    print_line(f"    the whole demo took {time.time() - began:.0f} s{_COUNTED if started else ''}")
+    command = Path(sys.argv[0]).parent / "vox-host"
+    print_line(f"\nNext: {command} serve --model {run}\n      {command} serve --model {MODEL}")
 
 
 def _step(title: str, *arguments: str, may_fail: bool = False) -> None:
@@ -88,59 +85,12 @@ def _step(title: str, *arguments: str, may_fail: bool = False) -> None:
     print_line(f"    {time.monotonic() - started:.1f} s")
 
 
-@contextmanager
-def _serving() -> Iterator[int]:
-    """Run `vox-host serve` on a free port until the block ends."""
-    port = _free_port()
-    command = [sys.executable, "-m", "vox_host", "serve", "--model", MODEL, "--port", str(port)]
-    with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        try:
-            _wait_until_ready(server, port, log)
-            yield port
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
-    started = time.monotonic()
-    while True:
-        if server.poll() is not None or time.monotonic() - started > START_TIMEOUT_S:
-            log.seek(0)
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-12:]
-            raise VoxError(
-                "demo-serve",
-                f"`vox-host serve` did not become ready (status {server.poll()})",
-                facts=[("output", line) for line in lines],
-            )
-        try:
-            health = _get(port, "/health")
-        except (OSError, http.client.HTTPException, ValueError):
-            health = {}
-        if health.get("status") == "ok":
-            print_line(f"    ready after {time.monotonic() - started:.1f} s")
-            return
-        time.sleep(0.1)
-
-
 def _ask(port: int) -> None:
     request = {"model": MODEL, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
-    first, first_s = _post(port, "/v1/completions", request)
-    second, second_s = _post(port, "/v1/completions", request)
-    health = _get(port, "/health")
-    backends = _get(port, "/v1/backends")
+    first, first_s = post(port, "/v1/completions", request)
+    second, second_s = post(port, "/v1/completions", request)
+    health = get(port, "/health")
+    backends = get(port, "/v1/backends")
     text = first["choices"][0]["text"]
     tokens = first["usage"]["completion_tokens"]
     same = first["choices"] == second["choices"]
@@ -163,31 +113,3 @@ def _reason(backends: dict[str, Any], health: dict[str, Any]) -> str:
     return "the best that fits this machine" + (
         f"; also looked at: {', '.join(others)}" if others else "; the only plugin installed"
     )
-
-
-def _get(port: int, path: str) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        answer: dict[str, Any] = jsonlib.loads(connection.getresponse().read())
-        return answer
-    finally:
-        connection.close()
-
-
-def _post(port: int, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    started = time.monotonic()
-    try:
-        connection.request("POST", path, jsonlib.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        answer: dict[str, Any] = jsonlib.loads(response.read())
-    finally:
-        connection.close()
-    if response.status != http.HTTPStatus.OK:
-        detail = answer.get("error", {}).get("message", "no message")
-        raise VoxError(
-            "demo-request",
-            f"the server answered {response.status}: {detail}",
-        )
-    return answer, time.monotonic() - started

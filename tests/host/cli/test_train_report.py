@@ -1,0 +1,42 @@
+"""What is said while a run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from vox_host.cli.train_report import LineReport, Speed, duration
+from vox_host.training.drive import StepSeen
+from vox_plugin_api.train_messages import TrainStepResult
+
+
+def seen(step: int, *, tokens: int = 100, seconds: float = 0.5) -> StepSeen:
+    result = TrainStepResult(
+        step=step, loss=1.5, gradient_norm=1.0, learning_rate=0.1, trained_tokens=10, adapter_digest="ab" * 32
+    )
+    return StepSeen(result, 0, tokens, seconds)
+
+
+def test_speed_and_what_is_left_are_those_of_the_last_steps():
+    speed = Speed()
+    for step in range(30):
+        speed.saw(seen(step, seconds=10.0 if step < 10 else 0.5))
+    assert speed.tokens_per_s == pytest.approx(200.0)
+    assert speed.eta_s(6) == pytest.approx(3.0)
+    assert (speed.tokens, speed.seconds) == (3000, 110.0)
+
+
+def test_lines_come_at_the_first_step_and_the_last_not_at_each(capsys):
+    report = LineReport(50)
+    for step in range(1, 51):
+        report.stepped(seen(step))
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "  step 1/50  loss 1.5000  200 tokens/s  24 s left"
+    assert shown[-1] == "  step 50/50  loss 1.5000  200 tokens/s  0 s left"
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.6, "1 min 0 s"), (185, "3 min 5 s"), (7440, "2 h 4 min")]
+)
+def test_a_time_reads_as_people_say_it(seconds, text):
+    assert duration(seconds) == text
