@@ -197,7 +197,7 @@ class GridOps(GridChoosing, Ops):
 
     def add(self, a: GridTensor, b: GridTensor, *, name: str) -> GridTensor:
         """a + b."""
-        return self._pair("vox_add", a, b, name)
+        return self._elementwise("vox_add", (a, b), 0.0, name)
 
     def add_scaled(self, y: GridTensor, x: GridTensor, factor: float, *, name: str) -> GridTensor:
         """y + x * factor: an adapter's update, in service and in training."""
@@ -205,14 +205,11 @@ class GridOps(GridChoosing, Ops):
 
     def silu_gate(self, gate: GridTensor, up: GridTensor, *, name: str) -> GridTensor:
         """silu(gate) * up."""
-        return self._pair("vox_silu_gate", gate, up, name)
+        return self._elementwise("vox_silu_gate", (gate, up), 0.0, name)
 
     def gelu_gate(self, gate: GridTensor, up: GridTensor, *, name: str) -> GridTensor:
         """gelu_tanh(gate) * up."""
-        return self._pair("vox_gelu_gate", gate, up, name)
-
-    def _pair(self, kernel: str, a: GridTensor, b: GridTensor, name: str) -> GridTensor:
-        return self._elementwise(kernel, (a, b), 0.0, name)
+        return self._elementwise("vox_gelu_gate", (gate, up), 0.0, name)
 
     def softcap(self, x: GridTensor, cap: float, *, name: str) -> GridTensor:
         """cap * tanh(x / cap)."""
