@@ -21,7 +21,7 @@ from lanes.training import a_config, finish, read, some_examples
 from mens_core.trainer import Trainer
 from mens_core.training_ops import DropoutKey
 
-few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+few = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 samples = st.integers(20_000, 60_000)
 small = st.integers(1, 20)
 around_chunks = st.one_of(st.integers(1, 140), st.sampled_from([127, 128, 129, 255, 257, 300]))
@@ -80,7 +80,7 @@ def test_rope_gates_and_softcap_backward(same, sample, heads, pairs, rows, width
     same(partial(shapes.softcap_backward, sample, rows, width, 30.0))
 
 
-@settings(few, max_examples=20)
+@settings(few, max_examples=12)
 @given(
     sample=samples,
     of=ragged,
@@ -137,7 +137,7 @@ SMALL = {
 }
 
 
-LENGTHS = {"qwen3": (2, 9, 131, 5), "gemma3": (2, 9, 131, 5), "gemma3, quantised": (9, 2, 12)}
+LENGTHS = {"qwen3": (2, 9, 131, 5), "gemma3": (9, 2, 30), "gemma3, quantised": (9, 2, 12)}
 """Of the examples; one goes on into a second KV block."""
 
 

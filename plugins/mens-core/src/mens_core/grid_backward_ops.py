@@ -13,14 +13,17 @@ from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import alike
 from mens_core.grid_ops import GridOps
 from mens_core.grid_tensors import GridKvCache, GridRotaryTable, GridTensor
+from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
-from mens_core.ops import AttentionSpec, Batch, Ints
+from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints
 from mens_core.training_ops import AttentionSaved
 
-__all__ = ["TALL", "GridBackwardOps"]
+__all__ = ["PIECE", "TALL", "GridBackwardOps"]
 
 TALL = 16
 """Rows that a group of a product makes: kTall of args.h."""
+PIECE = 1 << 24
+"""Weights that are dequantised at once, or those of one chunk of outputs."""
 _SIDE = 8
 """Queries or keys that a group of attention's backward takes: kSide of args.h."""
 
@@ -36,16 +39,31 @@ class GridBackwardOps(GridOps):
         return self._launch_linear_backward(dy, weight, name)
 
     def _launch_linear_backward(self, dy: GridTensor, weight: Any, name: str) -> GridTensor:
-        """A lane with weights in a packing of its own overrides this one."""
-        rows = dy.shape[0]
-        out = self._new(rows, weight.columns)
+        """Weights that a lane packs in its own way are dequantised piece by piece, by its `embed`."""
+        out, flags = self._new(dy.shape[0], weight.columns), self._flags(name, dy.shape[0])
+        if isinstance(weight, GridMatrix):
+            self._add_outputs(dy, 0, weight, out, flags)
+            return out
+        step = max(1, PIECE // weight.columns // BLOCK) * BLOCK
+        for first in range(0, weight.rows, step):
+            ids = np.arange(first, min(first + step, weight.rows), dtype=np.int32)
+            rows = self.embed(weight, ids, None, name=name)
+            self._add_outputs(
+                dy, first, GridMatrix("f32", len(ids), weight.columns, 0, rows.buffer), out, flags
+            )
+        return out
+
+    def _add_outputs(
+        self, dy: GridTensor, first: int, weight: GridMatrix, out: GridTensor, flags: Buffer
+    ) -> None:
+        """What the outputs from `first` on give, behind those before them."""
+        rows, outputs = dy.shape
         self._run(
             f"vox_linear_backward_{weight.format}",
-            (dy.buffer, weight.buffer, out.buffer, self._flags(name, rows)),
-            constants(rows, weight.rows, weight.columns),
+            (dy.buffer, weight.buffer, out.buffer, flags),
+            constants(rows, outputs, weight.columns, first, first + weight.rows),
             (weight.columns, -(-rows // TALL)),
         )
-        return out
 
     def rms_norm_backward(
         self, dy: GridTensor, x: GridTensor, weight: GridTensor, eps: float, *, name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mens_core.ops import Ops
+    from mens_core.training_ops import TrainingOps
 
 __all__ = ["backend", "refuse_options"]
 
@@ -43,6 +44,13 @@ def backend() -> Backend:
             check_fit(weight_bytes(Path(params.model_dir)), free=free, total=total, device=started.gpu.name)
         return started.lane()
 
+    def make_training_lane(serving: Ops) -> TrainingOps:
+        # Imported when training begins or an adapter is served.
+        from mens_torch_cuda.lane import CudaOps
+        from mens_torch_cuda.training_lane import CudaTrainingOps
+
+        return CudaTrainingOps(started.device, cast(CudaOps, serving))
+
     def test_operators() -> SelfTestResult:
         return self_test(started.lane)
 
@@ -51,9 +59,9 @@ def backend() -> Backend:
         plugin_version=version(PLUGIN_ID),
         lane="cuda",
         numerics=("canonical",),
-        capabilities=("generate", "evaluate", "trace"),
+        capabilities=("generate", "evaluate", "trace", "train", "adapters"),
     )
-    return MensBackend(info, make_lane_for, test_operators)
+    return MensBackend(info, make_lane_for, test_operators, make_training_lane=make_training_lane)
 
 
 def refuse_options(options: Mapping[str, str]) -> None:

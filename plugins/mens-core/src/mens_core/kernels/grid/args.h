@@ -95,8 +95,10 @@ enum {
 
 struct LinearBackwardArgs {  // group (columns, kTall rows)
   int32_t rows;
-  int32_t outputs;
+  int32_t outputs;  // of a row of dy
   int32_t columns;
+  int32_t first;  // of the outputs whose weights are there: whole chunks, unless they are the last
+  int32_t end;
 };
 
 struct ProductsArgs {  // group (wide columns, kTall tall ones of an example)

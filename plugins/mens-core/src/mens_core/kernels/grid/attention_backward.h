@@ -35,8 +35,7 @@ CANON SideSums side_dots(VOX_DEVICE const float* rows, int64_t row_stride, int32
   return y;
 }
 
-// What an item's rows see of one block: [low, high), empty where they are equal. Rows beyond the item's
-// are as its last one, and nobody asks for them.
+// What an item's rows see of one block: [low, high), empty where they are equal, as of rows beyond the item's.
 struct Spans {
   int32_t low[kSide], high[kSide];
 };
@@ -146,13 +145,13 @@ VOX_KERNEL(vox_attention_backward_queries)(VOX_IN(float, dy, 0), VOX_IN(float, q
     VOX_BARRIER();
     Spans spans;
     for (int i = 0; i < kSide; ++i) {
-      const int32_t query = position + (i < count ? i : count - 1);
-      spans = one_more(spans, i, span_low(first_seen(query, args.window), start), span_high(query + 1, start));
+      const int32_t query = position + i, low = span_low(first_seen(query, args.window), start);
+      spans = one_more(spans, i, low, i < count ? span_high(query + 1, start) : 0);
     }
     for (int32_t c = VOX_LOCAL; c < args.head_dim; c += kGroup) {
       const SideSums part = side_chains(slopes, spans, k + (begin + start) * narrow + kv_channel + c, narrow);
       for (int i = 0; i < kSide; ++i) {
-        if (i >= count || spans.low[i] == spans.high[i]) continue;
+        if (spans.low[i] == spans.high[i]) continue;
         const int64_t at = rows + i * wide + c;
         const bool is_first = b == first_seen(position + i, args.window) / (int32_t)kBlock;
         dq[at] = chunk_folded(is_first, is_first ? 0.0f : dq[at], part.v[i]);
@@ -202,9 +201,8 @@ VOX_KERNEL(vox_attention_backward_keys)(VOX_IN(float, dy, 0), VOX_IN(float, q, 1
       VOX_BARRIER();
       Spans spans;
       for (int i = 0; i < kSide; ++i) {
-        const int32_t key = position + (i < count ? i : count - 1);
-        spans = one_more(spans, i, span_low(key, start),
-                         span_high(last_seeing(key, args.window, length) + 1, start));
+        const int32_t key = position + i, last_query = last_seeing(key, args.window, length);
+        spans = one_more(spans, i, span_low(key, start), i < count ? span_high(last_query + 1, start) : 0);
       }
       for (int32_t c = VOX_LOCAL; c < args.head_dim; c += kGroup) {
         const int64_t vector = (begin + start) * wide + channel + c;
@@ -212,7 +210,7 @@ VOX_KERNEL(vox_attention_backward_keys)(VOX_IN(float, dy, 0), VOX_IN(float, q, 1
         const SideSums for_k = side_chains(slopes, spans, q + vector, wide);
         const bool is_first = h == 0 && b == first_block;
         for (int i = 0; i < kSide; ++i) {
-          if (i >= count || spans.low[i] == spans.high[i]) continue;
+          if (spans.low[i] == spans.high[i]) continue;
           const int64_t at = rows + i * narrow + c;
           dv[at] = chunk_folded(is_first, is_first ? 0.0f : dv[at], for_v.v[i]);
           dk[at] = chunk_folded(is_first, is_first ? 0.0f : dk[at], for_k.v[i]);

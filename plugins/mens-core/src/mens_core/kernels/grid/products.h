@@ -61,9 +61,12 @@ CANON TallSums tall_chunk_folded(bool is_first, TallSums total, VOX_SHARED_POINT
     VOX_SHARED float left[kTallChunk];                                                                               \
     const int64_t column = VOX_THREAD_X, first = VOX_GROUP_Y * kTall;                                                \
     TallSums total;                                                                                                  \
-    for (int t = 0; t < kTall; ++t) total.v[t] = 0.0f;                                                               \
-    for (int32_t n = 0; n < args.outputs; n += (int32_t)kChunk) {                                                    \
-      const int32_t count = args.outputs - n < (int32_t)kChunk ? args.outputs - n : (int32_t)kChunk;                 \
+    for (int t = 0; t < kTall; ++t) {                                                                                \
+      const bool goes_on = args.first > 0 && column < args.columns && first + t < args.rows;                         \
+      total.v[t] = goes_on ? out[(first + t) * args.columns + column] : 0.0f;                                        \
+    }                                                                                                                \
+    for (int32_t n = args.first; n < args.end; n += (int32_t)kChunk) {                                               \
+      const int32_t count = args.end - n < (int32_t)kChunk ? args.end - n : (int32_t)kChunk;                         \
       VOX_BARRIER();                                                                                                 \
       for (int t = 0; t < kTall; ++t) {                                                                              \
         const bool is_there = first + t < args.rows && VOX_LOCAL < count;                                            \
@@ -71,7 +74,7 @@ CANON TallSums tall_chunk_folded(bool is_first, TallSums total, VOX_SHARED_POINT
       }                                                                                                              \
       VOX_BARRIER();                                                                                                 \
       if (column < args.columns)                                                                                     \
-        total = tall_chunk_folded<Right>(n == 0, total, left, weight, n, column, args.columns, count);               \
+        total = tall_chunk_folded<Right>(n == 0, total, left, weight, n - args.first, column, args.columns, count);  \
     }                                                                                                                \
     if (column >= args.columns) return;                                                                              \
     for (int t = 0; t < kTall; ++t) {                                                                                \
