@@ -18,7 +18,7 @@ namespace {
 // --- threads of a group ----------------------------------------------------------------------
 
 constexpr size_t kStackBytes = 64 << 10;
-enum class State { waiting, running, at_barrier, ended };
+enum class State { ready, at_barrier, at_exchange, ended };
 struct Fiber {
   jmp_buf here;
   State state;
@@ -28,6 +28,10 @@ struct Fiber {
 Fiber g_fibers[kGroup];
 jmp_buf g_scheduler;
 int g_current;
+
+int g_simd_width = 32;
+int g_stretch;  // between barriers, of the group that runs
+uint32_t g_exchanged[kGroup];
 
 const Kernel* g_kernel;
 void* const* g_buffers;
@@ -67,6 +71,8 @@ constexpr int kPoison = 0x7F;  // as a float or an integer: huge, so that no max
 struct Piece {
   void* memory;
   size_t bytes;
+  Seen* seen;
+  int count;
 };
 std::vector<Piece>& pieces() {
   static std::vector<Piece> all;
@@ -109,20 +115,47 @@ void on_fault(int, siginfo_t* info, void*) {
   siglongjmp(g_stop, 2);
 }
 
+int count_of(State state, int first, int last) {
+  int count = 0;
+  for (int i = first; i < last; ++i) count += g_fibers[i].state == state;
+  return count;
+}
+
+// Lets the SIMD groups go on that have met at an exchange; says whether there was one.
+bool release_exchanges() {
+  bool any = false;
+  for (int first = 0; first < kGroup; first += g_simd_width) {
+    const int last = first + g_simd_width < kGroup ? first + g_simd_width : kGroup;
+    const int met = count_of(State::at_exchange, first, last);
+    if (met == 0) continue;
+    if (met != last - first) {
+      g_place.local = static_cast<uint32_t>(first);
+      complain("threads of a SIMD group do not meet at a shuffle");
+    }
+    for (int i = first; i < last; ++i) g_fibers[i].state = State::ready;
+    any = true;
+  }
+  return any;
+}
+
 void run_group(int order) {
-  for (const Piece& piece : pieces()) memset(piece.memory, kPoison, piece.bytes);
-  for (Fiber& fiber : g_fibers) fiber.state = State::waiting;
+  for (const Piece& piece : pieces()) {
+    memset(piece.memory, kPoison, piece.bytes);
+    if (piece.count > 0) memset(piece.seen, 0, sizeof(Seen) * piece.count);
+  }
+  g_stretch = 1;
+  for (Fiber& fiber : g_fibers) fiber.state = State::ready;
   for (;;) {
-    int ended = 0;
     for (int i = 0; i < kGroup; ++i) {
       const int thread = order == 0 ? i : kGroup - 1 - i;
-      if (g_fibers[thread].state == State::ended) return complain("a thread ended before a barrier of its group");
-      g_fibers[thread].state = State::running;
-      resume(thread);
-      ended += g_fibers[thread].state == State::ended;
+      if (g_fibers[thread].state == State::ready) resume(thread);
     }
+    if (release_exchanges()) continue;
+    const int ended = count_of(State::ended, 0, kGroup);
     if (ended == kGroup) return;
     if (ended != 0) complain("a thread ended before a barrier of its group");
+    for (Fiber& fiber : g_fibers) fiber.state = State::ready;
+    ++g_stretch;
   }
 }
 
@@ -130,11 +163,12 @@ void run_group(int order) {
 
 const Place& current() { return g_place; }
 
-void barrier() {
+static void wait_in(State state) {
   Fiber& me = g_fibers[g_current];
-  me.state = State::at_barrier;
+  me.state = state;
   if (_setjmp(me.here) == 0) _longjmp(g_scheduler, 1);
 }
+void barrier() { wait_in(State::at_barrier); }
 
 static int g_without = -1;
 static bool g_met[64];
@@ -143,9 +177,40 @@ bool is_kept(int number) {
   return number != g_without;
 }
 
-void register_shared(void* memory, size_t bytes) {
+uint32_t simd_width() { return static_cast<uint32_t>(g_simd_width); }
+uint32_t simd_exchange(uint32_t mine, uint32_t from) {
+  const int first = g_current / g_simd_width * g_simd_width;
+  if (from >= simd_width()) complain("a shuffle asked for a thread beyond its SIMD group");
+  g_exchanged[g_current] = mine;
+  wait_in(State::at_exchange);
+  const uint32_t found = g_exchanged[first + from];
+  // Nobody's next value comes before all have this one.
+  wait_in(State::at_exchange);
+  return found;
+}
+
+void note_write(Seen& seen) {
+  if (seen.written_in == g_stretch && seen.writer != g_current)
+    complain("shared memory was written by two threads with no barrier between");
+  if (seen.read_in == g_stretch && seen.reader != g_current)
+    complain("shared memory was written after another thread's read with no barrier between");
+  seen.written_in = g_stretch;
+  seen.writer = g_current;
+}
+void note_read(Seen& seen) {
+  if (seen.written_in == 0) complain("shared memory was read before it was written");
+  if (seen.written_in == g_stretch && seen.writer != g_current)
+    complain("shared memory was read after another thread's write with no barrier between");
+  if (seen.read_in == g_stretch && seen.reader != g_current)
+    seen.reader = kSeveral;
+  else
+    seen.reader = g_current;
+  seen.read_in = g_stretch;
+}
+
+void register_shared(void* memory, size_t bytes, Seen* seen, int count) {
   memset(memory, kPoison, bytes);
-  pieces().push_back({memory, bytes});
+  pieces().push_back({memory, bytes, seen, count});
 }
 void shared_out_of_bounds() { complain("shared memory was used outside its bounds"); }
 
@@ -162,10 +227,12 @@ extern "C" int shim_met(int number) {
 
 // Runs a kernel over a grid. `buffers` are copied into guarded memory and back; `at_end` says which side is
 // guarded to the byte; `order` 0 or 1 is the order in which a group's threads run between barriers;
-// `flush` is the floating-point environment. Returns 0, or 1 with what went wrong in `message`.
+// `flush` is the floating-point environment, `simd` the threads of a SIMD group. Returns 0, or 1 with what went wrong in `message`.
 extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, int count, int64_t threads_x,
-                        int64_t threads_y, int at_end, int order, int flush, char* message, int message_bytes) {
+                        int64_t threads_y, int at_end, int order, int flush, int simd, char* message,
+                        int message_bytes) {
   using namespace vox_shim;
+  g_simd_width = simd;
   g_kernel = nullptr;
   for (int i = 0; i < kKernelCount; ++i)
     if (strcmp(kKernels[i].name, name) == 0) g_kernel = &kKernels[i];

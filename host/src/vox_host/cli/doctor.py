@@ -48,6 +48,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 "machine": machine.model_dump(mode="json"),
                 "budgets": _budgets(machine, settings),
                 "chosen": chosen.chosen.plugin_id if chosen else None,
+                "executions": {c.plugin_id: c.execution for c in candidates if c.execution is not None},
                 "reason": reason,
                 "degraded_reason": chosen.degraded_reason if chosen else None,
                 "records": [record.as_dict() for record in records],
@@ -61,8 +62,11 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 print_line(f"{record.plugin_id}: no, at {record.stage}: {record.detail}")
                 if record.remedy:
                     print_line(f"  {record.remedy}")
+        for candidate in candidates:
+            if candidate.execution is not None:
+                print_line(f"{candidate.plugin_id}: lane {candidate.described_lane}")
         if chosen is not None:
-            print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.lane})")
+            print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.described_lane})")
             if chosen.degraded_reason:
                 print_warning(chosen.degraded_reason)
         else:

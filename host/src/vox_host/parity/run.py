@@ -79,7 +79,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
-        lane=candidate.lane or "",
+        lane=candidate.described_lane,
         lane_options=side.lane_options,
         numerics=load.numerics,
         numerics_version=load.numerics_version,

@@ -77,6 +77,8 @@ def resolve(
         for record in records
         if record.plugin_id == chosen.plugin_id and record.status == "warned"
     )
+    if chosen.execution is not None:
+        warnings += (f"lane {chosen.described_lane}",)
     return Resolution(
         chosen=chosen, records=records, degraded_reason=reason, failed=failed, warnings=warnings
     )
