@@ -80,7 +80,9 @@ def build(
     off = _CONTRACT_OFF in source if target == "metal" else "--fmad=false" in options
     contract = "off" if off else "fast"
     unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])
-    name = hashlib.sha256("\n".join([unit, contract, optimise, *map(str, units)]).encode()).hexdigest()[:16]
+    ours = [HERE / "runner.h", HERE / "metal_stdlib", HERE / "cuda_builtins.h", NATIVE / "flush.h", *units]
+    parts = [unit, contract, optimise, *(path.read_text() for path in ours)]
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     library = folder / f"{target}-{name}.so"
     if library.exists():
         return library

@@ -90,23 +90,75 @@ struct Guarded {
   size_t region_bytes;
   char* data;
   size_t bytes;
+  char* source;  // where its content comes from and goes
+  std::vector<char> fetched;  // by page, of a large one: only what a kernel touches is copied
 };
+constexpr size_t kLarge = size_t{64} << 10;
+std::vector<Guarded>* g_memory;
 
-Guarded guarded(size_t bytes, bool at_end) {
+Guarded guarded(char* source, size_t bytes, bool at_end) {
   const size_t pages = (bytes + kPage - 1) / kPage * kPage;
-  Guarded g{nullptr, pages + 2 * kGuard, nullptr, bytes};
+  Guarded g{nullptr, pages + 2 * kGuard, nullptr, bytes, source, {}};
   void* region = mmap(nullptr, g.region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (region == MAP_FAILED) return g;
   g.region = static_cast<char*>(region);
-  if (pages > 0 && mprotect(g.region + kGuard, pages, PROT_READ | PROT_WRITE) != 0) return g;
-  g.data = g.region + kGuard + (at_end ? pages - bytes : 0);
+  char* data = g.region + kGuard + (at_end ? pages - bytes : 0);
+  if (bytes > kLarge) {
+    g.fetched.assign(pages / kPage, 0);
+  } else if (pages > 0) {
+    if (mprotect(g.region + kGuard, pages, PROT_READ | PROT_WRITE) != 0) return g;
+    memcpy(data, source, bytes);
+  }
+  g.data = data;
   return g;
+}
+
+// The bytes of a buffer that lie in one of its pages, there and in its source.
+struct Stretch {
+  char* here;
+  char* there;
+  size_t bytes;
+};
+Stretch stretch_of(const Guarded& g, size_t page) {
+  char* first = g.region + kGuard + page * kPage;
+  char* end = first + kPage;
+  if (first < g.data) first = g.data;
+  if (end > g.data + g.bytes) end = g.data + g.bytes;
+  return {first, g.source + (first - g.data), static_cast<size_t>(end - first)};
+}
+
+// Fetches the page of a large buffer that holds the address; false: there is none.
+bool fetch(const char* address) {
+  for (Guarded& g : *g_memory) {
+    if (g.fetched.empty() || address < g.data || address >= g.data + g.bytes) continue;
+    const size_t page = static_cast<size_t>(address - (g.region + kGuard)) / kPage;
+    if (g.fetched[page] != 0) return false;
+    if (mprotect(g.region + kGuard + page * kPage, kPage, PROT_READ | PROT_WRITE) != 0) return false;
+    const Stretch s = stretch_of(g, page);
+    memcpy(s.here, s.there, s.bytes);
+    g.fetched[page] = 1;
+    return true;
+  }
+  return false;
+}
+
+void give_back(Guarded& g) {
+  if (g.fetched.empty()) {
+    memcpy(g.source, g.data, g.bytes);
+    return;
+  }
+  for (size_t page = 0; page < g.fetched.size(); ++page) {
+    if (g.fetched[page] == 0) continue;
+    const Stretch s = stretch_of(g, page);
+    memcpy(s.there, s.here, s.bytes);
+  }
 }
 
 sigjmp_buf g_stop;
 char* g_fault_address;
 const char* g_complaint;
 void on_fault(int, siginfo_t* info, void*) {
+  if (fetch(static_cast<char*>(info->si_addr))) return;
   g_fault_address = static_cast<char*>(info->si_addr);
   siglongjmp(g_stop, 1);
 }
@@ -225,9 +277,11 @@ extern "C" int shim_met(int number) {
   return met;
 }
 
-// Runs a kernel over a grid. `buffers` are copied into guarded memory and back; `at_end` says which side is
+// Runs a kernel over a grid. `buffers` are copied into guarded memory and back, large ones as far as they are
+// touched; `at_end` says which side is
 // guarded to the byte; `order` 0 or 1 is the order in which a group's threads run between barriers;
-// `flush` is the floating-point environment, `simd` the threads of a SIMD group. Returns 0, or 1 with what went wrong in `message`.
+// `flush` is the floating-point environment, `simd` the threads of a SIMD
+// group. Returns 0, or 1 with what went wrong in `message`.
 extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, int count, int64_t threads_x,
                         int64_t threads_y, int at_end, int order, int flush, int simd, char* message,
                         int message_bytes) {
@@ -243,15 +297,15 @@ extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, 
   std::vector<Guarded> memory;
   std::vector<void*> data;
   for (int i = 0; i < count; ++i) {
-    memory.push_back(guarded(static_cast<size_t>(bytes[i]), at_end != 0));
+    memory.push_back(guarded(static_cast<char*>(buffers[i]), static_cast<size_t>(bytes[i]), at_end != 0));
     if (memory.back().data == nullptr) {
       snprintf(message, message_bytes, "%s: no memory for buffer %d", name, i);
       return 1;
     }
-    memcpy(memory.back().data, buffers[i], memory.back().bytes);
     data.push_back(memory.back().data);
   }
   g_buffers = data.data();
+  g_memory = &memory;
 
   static char alternate[64 << 10];
   stack_t stack = {}, old_stack;
@@ -298,7 +352,7 @@ extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, 
     if (what != nullptr) snprintf(message + written, message_bytes - written, "%s", what);
   }
   for (int i = 0; i < count; ++i) {
-    if (result == 0) memcpy(buffers[i], memory[i].data, memory[i].bytes);
+    if (result == 0) give_back(memory[i]);
     munmap(memory[i].region, memory[i].region_bytes);
   }
   return result;

@@ -20,7 +20,7 @@ from mens_core.kernel_source import GROUP
 from mens_torch_mps.runtime import WorkingSet
 from mens_torch_mps.start import Started, start_on
 
-__all__ = ["CACHE", "LABEL", "CpuStandIn", "StandInKernel", "started_on_cpu"]
+__all__ = ["CACHE", "LABEL", "CpuStandIn", "StandInKernel", "fill_new_memory", "started_on_cpu"]
 
 LABEL = "executed on CPU, not on Apple hardware"
 CACHE = Path(__file__).parents[2] / ".cache" / "metal_shim"
@@ -109,10 +109,6 @@ class CpuStandIn:
         self.change = change
         self.launches = 0
         self._optimise, self._folder = optimise, folder
-        # torch then fills what it allocates: bytes of 255, which as floats are NaN. What no kernel writes
-        # must not look like a result that lay there before.
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
     def compile(self, source: str) -> Mapping[str, StandInKernel]:
         source.encode("ascii")  # as torch hands it over
@@ -125,6 +121,14 @@ class CpuStandIn:
 
     def working_set(self) -> WorkingSet:
         return WorkingSet(limit=8 << 30, held=0)
+
+
+def fill_new_memory(is_on: bool = True) -> None:
+    """Have torch fill what it allocates: bytes of 255, which as floats are NaN.
+
+    What no kernel writes must not look like a result that lay there before.
+    """
+    torch.use_deterministic_algorithms(is_on)
 
 
 def started_on_cpu(runtime: CpuStandIn | None = None, source: str | None = None) -> Started:

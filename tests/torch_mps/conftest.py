@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from grid_shim import build as shim
-from metal_shim.stand_in import CpuStandIn, started_on_cpu
+from metal_shim.stand_in import CpuStandIn, fill_new_memory, started_on_cpu
+
+
+@pytest.fixture(autouse=True)
+def _filled_memory():
+    fill_new_memory()
+    yield
+    fill_new_memory(False)
 
 
 @pytest.fixture(scope="session")
