@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PYTHONPATH :=
 
-SOURCES := plugin-api/src:host/src:plugins/mens-core/src:plugins/mens-cpu-ref/src:plugins/mens-torch-cuda/src
+SOURCES := plugin-api/src:host/src:plugins/mens-core/src:plugins/mens-cpu-ref/src:plugins/mens-torch-cuda/src:plugins/mens-torch-mps/src
 HOST_STAMP := $(VENV)/.host-installed
 TEST_STAMP := $(VENV)/.test-installed
 WHEELS_STAMP := wheels/.built

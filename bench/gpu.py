@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 from gpu.shape_model import write_shape  # noqa: E402
 from lanes.batches import Sequences  # noqa: E402
 from lanes.tiny_models import open_model  # noqa: E402
-from mens_torch_cuda.fit import weight_bytes  # noqa: E402
+from mens_core.weights_fit import weight_bytes  # noqa: E402
 from mens_torch_cuda.gpu import find_gpu  # noqa: E402
 from mens_torch_cuda.start import Started, start  # noqa: E402
 from vox_plugin_api.backend import BackendError  # noqa: E402

@@ -1,13 +1,15 @@
 """Compiles the grid kernels, in their Metal or CUDA form, as C++ that runs on the CPU.
 
 The text is what the GPU's compiler would get: `grid_source`, preprocessed. Two things are changed in it,
-by name: arrays of threadgroup memory become static and watched, and a table of the kernels is added.
+by name: threadgroup memory, and pointers to it, become types that watch it, and a table of the kernels is
+added.
 Contraction is on unless the text (Metal) or the options (CUDA) switch it off, as on the GPU.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -24,6 +26,16 @@ NATIVE = HERE.parents[1] / "plugins/mens-cpu-ref/native"
 
 _SHARED = {"metal": "threadgroup", "cuda": "__shared__"}
 _KERNEL = re.compile(r"\b(?:kernel|__global__) void (vox_\w+)\((.*?)\) \{", re.DOTALL)
+_ATTRIBUTE = re.compile(r"\[\[(\w+)\]\]")
+_PLACES = {
+    "thread_position_in_grid": "{p.group_x * vox_shim::kGroup + p.local, p.group_y, 0}",
+    "threadgroup_position_in_grid": "{p.group_x, p.group_y, 0}",
+    "thread_position_in_threadgroup": "{p.local, 0, 0}",
+    "threads_per_simdgroup": "vox_shim::simd_width()",
+    "thread_index_in_simdgroup": "p.local % vox_shim::simd_width()",
+    "simdgroup_index_in_threadgroup": "p.local / vox_shim::simd_width()",
+}
+"""What Metal tells a thread of its place, by the parameter's attribute."""
 _CONTRACT_OFF = "#pragma METAL fp contract(off)"
 
 
@@ -68,11 +80,16 @@ def build(
     off = _CONTRACT_OFF in source if target == "metal" else "--fmad=false" in options
     contract = "off" if off else "fast"
     unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])
-    name = hashlib.sha256("\n".join([unit, contract, optimise, *map(str, units)]).encode()).hexdigest()[:16]
+    ours = [HERE / "runner.h", HERE / "metal_stdlib", HERE / "cuda_builtins.h", NATIVE / "flush.h", *units]
+    parts = [unit, contract, optimise, *(path.read_text() for path in ours)]
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     library = folder / f"{target}-{name}.so"
     if library.exists():
         return library
-    written = folder / f"{target}-{name}.cpp"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Made aside and renamed: another process sees all of it or nothing.
+    written = folder / f"{target}-{name}.{os.getpid()}.cpp"
+    aside = written.with_suffix(".so")
     written.write_text(unit)
     command = compiler()
     assert command is not None
@@ -81,7 +98,7 @@ def build(
     if platform.machine() in ("x86_64", "AMD64"):
         flags.append("-mfma")
     done = subprocess.run(
-        [*command, *flags, f"-I{HERE}", f"-I{NATIVE}", str(written), *map(str, units), "-o", str(library)],
+        [*command, *flags, f"-I{HERE}", f"-I{NATIVE}", str(written), *map(str, units), "-o", str(aside)],
         capture_output=True,
         text=True,
     )
@@ -89,7 +106,13 @@ def build(
         raise RuntimeError(
             f"the {target} form of the grid kernels does not compile as C++:\n{done.stderr[:6000]}"
         )
+    aside.replace(library)
     return library
+
+
+def kernel_names(source: str, target: Target = "metal") -> list[str]:
+    """Return the names of the kernels of a source."""
+    return [name for name, _ in _KERNEL.findall(preprocessed(source, target))]
 
 
 def _prelude(target: Target) -> str:
@@ -98,20 +121,27 @@ def _prelude(target: Target) -> str:
 
 def _watched(text: str, target: Target) -> str:
     declaration = re.compile(rf"\b{_SHARED[target]} (\w+) (\w+)\[(\w+)\];")
-    return declaration.sub(r"static vox_shim::Shared<\1, \3> \2;", text)
+    if target == "cuda":
+        # It has no word for a pointer to such memory: what goes through one could not be told apart.
+        return declaration.sub(r"static vox_shim::Unwatched<\1, \3> \2;", text)
+    names = {name for _, name, _ in declaration.findall(text)}
+    text = declaration.sub(r"static vox_shim::Shared<\1, \3> \2;", text)
+    pointer = re.compile(r"\bthreadgroup (?:const )?(\w+)\* ?(\w+)")
+    names |= {name for _, name in pointer.findall(text)}
+    text = pointer.sub(r"vox_shim::SharedPointer<\1> \2", text)
+    if not names:
+        return text
+    written = re.compile(rf"\b({'|'.join(sorted(names))})\[([^\[\];]*)\](?= [-+*/|&^]?= )")
+    return written.sub(r"vox_shim::to_write(\1, \2)", text)
 
 
 def _table(text: str, target: Target) -> str:
     calls, entries = [], []
     for name, parameters in _KERNEL.findall(text):
-        buffers = [p for p in _split(parameters) if not p.startswith("uint3 ")]
-        arguments = [_argument(p, i) for i, p in enumerate(buffers)]
-        if target == "metal":
-            arguments += [
-                "{p.group_x * vox_shim::kGroup + p.local, p.group_y, 0}",
-                "{p.group_x, p.group_y, 0}",
-                "{p.local, 0, 0}",
-            ]
+        every = _split(parameters)
+        places = {p: _PLACES[found[1]] for p in every if (found := _ATTRIBUTE.search(p)) is not None}
+        buffers = [p for p in every if p not in places]
+        arguments = [places[p] if p in places else _argument(p, buffers.index(p)) for p in every]
         calls.append(
             f"static void call_{name}(void* const* b, const vox_shim::Place& p) "
             f"{{ {name}({', '.join(arguments)}); }}"

@@ -11,7 +11,8 @@
 #include "runner.h"
 
 extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, int count, int64_t threads_x,
-                        int64_t threads_y, int at_end, int order, int flush, char* message, int message_bytes);
+                        int64_t threads_y, int at_end, int order, int flush, int simd, char* message,
+                        int message_bytes);
 
 namespace {
 std::map<char*, size_t>& allocations() {
@@ -98,7 +99,7 @@ int cuLaunchKernel(const vox_shim::Kernel* kernel, unsigned gx, unsigned gy, uns
   bytes.push_back(static_cast<int64_t>(kernel->constants));
   char message[400];
   const int code = shim_run(kernel->name, buffers.data(), bytes.data(), kernel->buffers,
-                            static_cast<int64_t>(gx) * vox_shim::kGroup, gy, 1, 0, 1, message, sizeof message);
+                            static_cast<int64_t>(gx) * vox_shim::kGroup, gy, 1, 0, 1, 32, message, sizeof message);
   if (code != 0) fprintf(stderr, "%s\n", message);
   return code == 0 ? 0 : kLaunchFailed;
 }

@@ -30,6 +30,7 @@ class ShimDevice:
         flush: whether subnormals are flushed, as on every GPU that we support.
         order: in which the threads of a group run between barriers: 0 ascending, 1 descending.
         at_end: which side of a buffer is guarded to the byte.
+        simd: threads of a SIMD group.
         watch: told of every launch after it ran, with the buffers as they were before.
     """
 
@@ -40,11 +41,12 @@ class ShimDevice:
         flush: bool = True,
         order: int = 0,
         at_end: bool = True,
+        simd: int = 32,
         watch: Callable[[Launch, list[Bytes]], None] | None = None,
     ) -> None:
         self._library = ctypes.CDLL(str(library))
         self._run = self._library.shim_run
-        self._modes = (int(at_end), order, int(flush))
+        self._modes = (int(at_end), order, int(flush), simd)
         self._watch = watch
 
     def put(self, array: npt.NDArray[Any]) -> Bytes:

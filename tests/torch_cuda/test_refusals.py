@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mens_torch_cuda.fit import RESERVE_BYTES, check_fit, weight_bytes
+from mens_core.weights_fit import RESERVE_BYTES, check_fit, weight_bytes
 from mens_torch_cuda.gpu import Gpu, Sight, find_gpu, look, refusal
 from mens_torch_cuda.plugin import refuse_options
 from vox_plugin_api.backend import BackendError
@@ -114,9 +114,9 @@ def test_weights_that_do_not_fit_are_refused_before_one_is_read(tmp_path: Path):
     (tmp_path / "config.json").write_bytes(b"x" * 9000)
     weights = weight_bytes(tmp_path)
     assert weights == 1000
-    check_fit(weights, free=RESERVE_BYTES + 1000, total=1 << 40, device="a GPU")
+    check_fit(weights, free=RESERVE_BYTES + 1000, total=1 << 40, device="a GPU", remedy="Wait.")
     with pytest.raises(BackendError) as caught:
-        check_fit(weights, free=RESERVE_BYTES + 999, total=1 << 40, device="a GPU")
+        check_fit(weights, free=RESERVE_BYTES + 999, total=1 << 40, device="a GPU", remedy="Wait.")
     error = caught.value.error
     assert error.code == "insufficient-memory"
     assert (error.facts["weight_bytes"], error.facts["free_bytes"]) == (1000, RESERVE_BYTES + 999)

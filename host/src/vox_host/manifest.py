@@ -145,6 +145,13 @@ class BackendSection(_Section):
     capabilities: Annotated[list[Capability], BeforeValidator(_unique), Field(min_length=1)] = Field(
         description="What a request may ask of it; anything else is refused before it starts."
     )
+    execution: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Where its kernels run, if not on the device that its lane names (a test): shown "
+        "wherever the lane is.",
+    )
 
 
 class RequiresSection(_Section):
@@ -192,7 +199,12 @@ class Manifest(_Section):
 
     @property
     def priority(self) -> int:
-        """The declared priority, else the lane's: `auto` prefers an accelerator that says nothing."""
+        """The declared priority, else the lane's: `auto` prefers an accelerator that says nothing.
+
+        What only plays one comes last, whatever it declares.
+        """
+        if self.backend.execution is not None:
+            return -1000
         if self.backend.priority is not None:
             return self.backend.priority
         return 0 if self.backend.lane == "cpu" else 50

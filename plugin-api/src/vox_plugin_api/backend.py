@@ -58,6 +58,9 @@ class BackendInfo:
     lane: str
     numerics: tuple[m.Numerics, ...]
     capabilities: tuple[m.Capability, ...]
+    execution: str = ""
+    """Where the lane's kernels run, if not on the device that its name says: a label that the host shows
+    wherever it names the lane."""
 
 
 class Backend(ABC):

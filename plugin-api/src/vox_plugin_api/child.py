@@ -112,6 +112,7 @@ def _shake_hands(channel: FrameChannel, plugin_id: str) -> tuple[Backend, m.Work
             lane=backend.info.lane,
             numerics=list(backend.info.numerics),
             capabilities=list(backend.info.capabilities),
+            execution=backend.info.execution,
             pid=os.getpid(),
             nonce=hello.nonce,
         )

@@ -40,6 +40,7 @@ class InstalledPlugin:
     lane: str
     numerics: tuple[str, ...]
     capabilities: tuple[str, ...]
+    execution: str
 
     def differences(self, info: BackendInfo) -> list[str]:
         """Return one line per fact in which the running backend and its manifest disagree."""
@@ -49,6 +50,7 @@ class InstalledPlugin:
             ("backend.lane", self.lane, info.lane),
             ("backend.numerics", sorted(self.numerics), sorted(info.numerics)),
             ("backend.capabilities", sorted(self.capabilities), sorted(info.capabilities)),
+            ("backend.execution", self.execution, info.execution),
         ]
         return [
             f"{name}: the manifest says {stated!r}, the backend {found!r}"
@@ -82,6 +84,7 @@ def find_plugin(plugin_id: str) -> InstalledPlugin:
         lane=manifest.text("backend", "lane"),
         numerics=manifest.words("backend", "numerics"),
         capabilities=manifest.words("backend", "capabilities"),
+        execution=manifest.text("backend", "execution") if manifest.has("backend", "execution") else "",
     )
 
 
@@ -164,6 +167,10 @@ class _Manifest:
             raise self._invalid(f"{table}.{key} must be text, found {value!r}")
         return value
 
+    def has(self, table: str, key: str) -> bool:
+        section = self._data.get(table)
+        return isinstance(section, dict) and key in section
+
     def words(self, table: str, key: str) -> tuple[str, ...]:
         value = self._value(table, key)
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
@@ -181,10 +188,9 @@ class _Manifest:
             raise self._invalid(f"plugin.protocol: {error}") from None
 
     def _value(self, table: str, key: str) -> Any:
-        section = self._data.get(table)
-        if not isinstance(section, dict) or key not in section:
+        if not self.has(table, key):
             raise self._invalid(f"has no {table}.{key}")
-        return section[key]
+        return self._data[table][key]
 
     def _invalid(self, problem: str) -> BackendError:
         return BackendError(

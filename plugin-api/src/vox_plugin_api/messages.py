@@ -96,6 +96,8 @@ class WorkerHello(Message):
     lane: str
     numerics: list[Numerics]
     capabilities: list[Capability]
+    execution: str = ""
+    """Where the lane's kernels run, if not on the device that its name says; equals the manifest's."""
     pid: int
     nonce: str
 

@@ -136,7 +136,7 @@ def model_info(
         merged_from=model.merged_from,
         plugin_id=chosen.plugin_id,
         plugin_version=chosen.version or "",
-        lane=chosen.lane or "",
+        lane=chosen.described_lane,
         numerics=load.numerics,
         context_length=load.context_length,
         model_context_length=load.model_context_length,

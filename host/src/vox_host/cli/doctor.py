@@ -11,7 +11,7 @@ from vox_host.discovery import discover
 from vox_host.errors import VoxError
 from vox_host.hardware.budget import device_budget_bytes, main_memory_budget_bytes
 from vox_host.hardware.probe import probe_machine
-from vox_host.hardware.record import Device, Machine
+from vox_host.hardware.record import Device, Machine, Memory
 from vox_host.launch import with_verified_bytes
 from vox_host.resolution import AUTO, Request, Resolution, explain, resolve
 from vox_host.settings import Settings, load_settings
@@ -48,6 +48,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 "machine": machine.model_dump(mode="json"),
                 "budgets": _budgets(machine, settings),
                 "chosen": chosen.chosen.plugin_id if chosen else None,
+                "executions": {c.plugin_id: c.execution for c in candidates if c.execution is not None},
                 "reason": reason,
                 "degraded_reason": chosen.degraded_reason if chosen else None,
                 "records": [record.as_dict() for record in records],
@@ -61,8 +62,11 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 print_line(f"{record.plugin_id}: no, at {record.stage}: {record.detail}")
                 if record.remedy:
                     print_line(f"  {record.remedy}")
+        for candidate in candidates:
+            if candidate.execution is not None:
+                print_line(f"{candidate.plugin_id}: lane {candidate.described_lane}")
         if chosen is not None:
-            print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.lane})")
+            print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.described_lane})")
             if chosen.degraded_reason:
                 print_warning(chosen.degraded_reason)
         else:
@@ -84,7 +88,7 @@ def _print_machine(machine: Machine, settings: Settings) -> None:
                 f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({memory.source})",
             ),
             ("budget", f"{_gib(main_memory_budget_bytes(memory))} for a job on the CPU"),
-            *(("device", _describe(device, settings)) for device in machine.devices),
+            *(("device", _describe(device, memory, settings)) for device in machine.devices),
         ],
     )
     if not machine.devices:
@@ -95,7 +99,7 @@ def _print_machine(machine: Machine, settings: Settings) -> None:
             print_line(f"  {problem.remedy}")
 
 
-def _describe(device: Device, settings: Settings) -> str:
+def _describe(device: Device, memory: Memory, settings: Settings) -> str:
     parts = [f"{device.kind} {device.index}: {device.name}"]
     if device.compute_capability:
         parts.append(f"compute capability {device.compute_capability}")
@@ -104,23 +108,28 @@ def _describe(device: Device, settings: Settings) -> str:
     if device.total_bytes is not None and device.free_bytes is not None:
         kind = "unified memory" if device.is_unified else "memory"
         parts.append(f"{_gib(device.free_bytes)} of {_gib(device.total_bytes)} {kind} free")
-    budget = _budget(device, settings)
+    budget = _budget(device, memory, settings)
     parts.append(f"budget {_gib(budget)}" if budget is not None else "budget unknown")
     parts += ["hidden by CUDA_VISIBLE_DEVICES"] if not device.is_visible else []
+    parts += [f"no plugin can use it: {device.refusal}"] if device.refusal else []
     parts += [device.warning] if device.warning else []
     return "; ".join(parts)
 
 
-def _budget(device: Device, settings: Settings) -> int | None:
+def _budget(device: Device, memory: Memory, settings: Settings) -> int | None:
     return device_budget_bytes(
         device,
+        memory,
         unified_reserve_bytes=settings.unified_memory_reserve_bytes,
         vram_safety=settings.vram_safety,
     )
 
 
 def _budgets(machine: Machine, settings: Settings) -> dict[str, Any]:
-    devices = {f"{device.kind}:{device.index}": _budget(device, settings) for device in machine.devices}
+    devices = {
+        f"{device.kind}:{device.index}": _budget(device, machine.memory, settings)
+        for device in machine.devices
+    }
     return {"cpu": main_memory_budget_bytes(machine.memory), **devices}
 
 

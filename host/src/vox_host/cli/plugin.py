@@ -60,7 +60,7 @@ def list_plugins(json: Json = False) -> None:
         (
             c.plugin_id,
             c.version or "-",
-            c.lane or "-",
+            c.described_lane,
             _trust(c, checks[c.plugin_id]),
             _show_verdict(_verdict(c, settings)),
             _state(c, checks[c.plugin_id]),
@@ -367,7 +367,10 @@ def _verdict(candidate: Candidate, settings: Settings) -> dict[str, Any] | None:
 def _show_verdict(verdict: dict[str, Any] | None) -> str:
     if verdict is None:
         return "not checked"
-    return f"stale: {verdict['stale']}" if verdict["stale"] else str(verdict["verdict"])
+    if verdict["stale"]:
+        return f"stale: {verdict['stale']}"
+    where = f" ({verdict['execution']})" if verdict["execution"] else ""
+    return f"{verdict['verdict']}{where}"
 
 
 def _summary(candidate: Candidate, settings: Settings) -> dict[str, Any]:
@@ -376,6 +379,7 @@ def _summary(candidate: Candidate, settings: Settings) -> dict[str, Any]:
         "id": candidate.plugin_id,
         "version": candidate.version,
         "lane": candidate.lane,
+        "execution": candidate.execution,
         "numerics": candidate.manifest.backend.numerics if candidate.manifest else [],
         "capabilities": candidate.manifest.backend.capabilities if candidate.manifest else [],
         "origin": candidate.origin,

@@ -114,9 +114,13 @@ def _print(report: Report) -> None:
     if report.tolerance:
         print_line(f"tolerance: {report.tolerance}")
     digest = f"tree sha256:{report.plugin_tree_digest}" if report.plugin_tree_digest else "no receipt"
+    if report.execution:
+        print_line(f"lane {report.lane}: {report.execution}")
+    where = f", {report.execution}" if report.execution else ""
     print_line(
-        f"{report.plugin} {report.plugin_version}, numerics {report.numerics_version}: {report.verdict} "
-        f"({report.cases} cases, {report.failed} failed, {report.not_comparable} not comparable; {digest})"
+        f"{report.plugin} {report.plugin_version}{where}, numerics {report.numerics_version}: "
+        f"{report.verdict} ({report.cases} cases, {report.failed} failed, "
+        f"{report.not_comparable} not comparable; {digest})"
     )
     # The first row of the table that shows one.
     failed = [(group.name, case) for group in report.groups for case in group.cases if case.is_failed]

@@ -41,6 +41,8 @@ class StoredVerdict(BaseModel):
     suite_digest: str
     checked_at: str
     """UTC, ISO 8601."""
+    execution: str | None = None
+    """Where the lane's kernels ran, if not on the device that its name says."""
     first_difference: dict[str, Any] | None = None
 
     def stale_because(self, receipt: Receipt | None) -> str | None:
@@ -75,6 +77,7 @@ def store_verdict(plugins_dir: Path, report: Report) -> Path | None:
         numerics_version=report.numerics_version,
         suite_digest=report.suite_digest,
         checked_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        execution=report.execution,
         first_difference=first.as_dict() if first else None,
     )
     path = verdict_path(plugins_dir, report.plugin)

@@ -74,6 +74,7 @@ async def check(
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
         lane=candidate.lane or "",
+        execution=candidate.execution,
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
         numerics=tuple(candidate.manifest.backend.numerics) if candidate.manifest else (),
         numerics_version=int(load_models()[0]["numerics_version"]),

@@ -105,6 +105,8 @@ class Report:
     plugin: str
     plugin_version: str
     lane: str
+    execution: str | None = None
+    """Where the lane's kernels ran, if not on the device that its name says."""
     plugin_tree_digest: str | None
     numerics: tuple[str, ...]
     numerics_version: int
@@ -170,6 +172,7 @@ class Report:
             "plugin": self.plugin,
             "plugin_version": self.plugin_version,
             "lane": self.lane,
+            "execution": self.execution,
             "plugin_tree_digest": self.plugin_tree_digest,
             "numerics": list(self.numerics),
             "numerics_version": self.numerics_version,

@@ -11,11 +11,12 @@ import re
 from vox_host.hardware.record import Cpu, Device, Memory, Problem
 from vox_host.hardware.system import System
 
-__all__ = ["parse_sysctl", "parse_vm_stat", "probe_apple"]
+__all__ = ["gpu_refusal", "parse_sysctl", "parse_vm_stat", "probe_apple"]
 
 SYSCTL_NAMES = (
     "hw.memsize", "hw.pagesize", "hw.logicalcpu", "machdep.cpu.brand_string", "sysctl.proc_translated",
     "iogpu.wired_limit_mb", "hw.optional.arm.FEAT_DotProd", "hw.optional.avx2_0", "hw.optional.fma",
+    "hw.model", "kern.hv_vmm_present", "kern.osversion",
 )  # fmt: skip
 
 
@@ -63,6 +64,16 @@ def working_set_limit_bytes(sysctl: dict[str, str], total_bytes: int) -> int:
     return min(total_bytes, set_by_user or default)
 
 
+def gpu_refusal(sysctl: dict[str, str]) -> str | None:
+    """Return why no plugin can use this Mac's GPU, as far as the system tells; the worker asks torch."""
+    if sysctl.get("sysctl.proc_translated") == "1":
+        return "this Python runs under Rosetta; install a Python for arm64"
+    model = sysctl.get("hw.model", "")
+    if sysctl.get("kern.hv_vmm_present") == "1" or model.startswith("VirtualMac"):
+        return "this is a virtual machine, whose GPU is paravirtual; run on macOS itself"
+    return None
+
+
 def probe_apple(system: System) -> tuple[Cpu, Memory, list[Device], list[Problem]]:
     """Return processor, memory and GPU of this Mac."""
     sysctl: dict[str, str] = {}
@@ -90,11 +101,18 @@ def probe_apple(system: System) -> tuple[Cpu, Memory, list[Device], list[Problem
     devices: list[Device] = []
     if is_arm and memory.total_bytes:
         limit = working_set_limit_bytes(sysctl, memory.total_bytes)
-        warning = "this Python runs under Rosetta; install an arm64 Python" if translated else None
+        build = sysctl.get("kern.osversion")
         devices = [
             Device(
-                kind="apple", index=0, name=brand, total_bytes=limit,
-                free_bytes=min(limit, memory.available_bytes), is_unified=True, warning=warning,
+                kind="apple",
+                index=0,
+                name=brand,
+                total_bytes=limit,
+                free_bytes=min(limit, memory.available_bytes),
+                is_unified=True,
+                # Metal's driver and compiler come with the system: its build is their version.
+                driver=f"macOS build {build}" if build else None,
+                refusal=gpu_refusal(sysctl),
             )
-        ]  # fmt: skip
+        ]
     return cpu, memory, devices, problems

@@ -64,6 +64,8 @@ class Device(_Record):
     driver: str | None = None
     is_visible: bool = True
     """False where CUDA_VISIBLE_DEVICES hides it."""
+    refusal: str | None = None
+    """Why no plugin can use it, if none can."""
     warning: str | None = None
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from vox_host.conformance.compare import first_difference
 from vox_host.errors import PluginError, UsageError, WorkerFailedError
+from vox_host.hardware.system import System
 from vox_host.launch import plan_launch
 from vox_host.models.installed import InstalledModel
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import Side
-from vox_host.resolution import Candidate
+from vox_host.resolution import Candidate, why_not_here
 from vox_host.settings import Settings
 from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
@@ -79,7 +80,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
-        lane=candidate.lane or "",
+        lane=candidate.described_lane,
         lane_options=side.lane_options,
         numerics=load.numerics,
         numerics_version=load.numerics_version,
@@ -191,10 +192,14 @@ def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
 
     Raises:
         UsageError: there is none.
+        PluginError: there can be none here.
     """
     for candidate in candidates:
         if candidate.plugin_id == plugin:
             return candidate
+    never = why_not_here(plugin, System().os)
+    if never is not None:
+        raise PluginError("platform-unsupported", f"{never}; nothing was started")
     raise UsageError(
         "plugin-not-found",
         f'no plugin "{plugin}" was found; nothing was started',

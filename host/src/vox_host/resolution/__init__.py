@@ -10,6 +10,7 @@ earlier attempt comes back in as `outcomes`.
 
 from vox_host.resolution.candidate import AUTO, STAGES, Candidate, Problem, Request, Stage, StageRecord
 from vox_host.resolution.choice import Resolution, explain, resolve
+from vox_host.resolution.known import why_not_here
 from vox_host.resolution.stages import platform_refusal
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "explain",
     "platform_refusal",
     "resolve",
+    "why_not_here",
 ]

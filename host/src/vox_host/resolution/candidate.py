@@ -58,6 +58,18 @@ class Candidate:
     def lane(self) -> str | None:
         return None if self.manifest is None else self.manifest.backend.lane
 
+    @property
+    def execution(self) -> str | None:
+        """Where the lane's kernels run, if not on the device that its name says."""
+        return None if self.manifest is None else self.manifest.backend.execution
+
+    @property
+    def described_lane(self) -> str:
+        """The lane as every list and report shows it: "cpu", or "metal (executed on CPU, ...)"."""
+        if self.lane is None or self.execution is None:
+            return self.lane or "-"
+        return f"{self.lane} ({self.execution})"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:

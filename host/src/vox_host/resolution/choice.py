@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vox_host.errors import IntegrityError, NoCandidateError, VoxError
 from vox_host.resolution.candidate import AUTO, Candidate, Request, StageRecord
+from vox_host.resolution.known import why_not_here
 from vox_host.resolution.stages import PROBES, records_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def resolve(
     if request.plugin != AUTO:
         named = [c for c in ordered if c.plugin_id == request.plugin]
         if not named:
-            raise _not_installed(request, ordered)
+            raise _not_installed(request, ordered, machine.os)
         if request.plugin in failures:
             raise _named_refused(named[0], failures[request.plugin])
         chosen = named[0]
@@ -77,6 +78,8 @@ def resolve(
         for record in records
         if record.plugin_id == chosen.plugin_id and record.status == "warned"
     )
+    if chosen.execution is not None:
+        warnings += (f"lane {chosen.described_lane}",)
     return Resolution(
         chosen=chosen, records=records, degraded_reason=reason, failed=failed, warnings=warnings
     )
@@ -126,8 +129,16 @@ def _why_degraded(
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
 
 
-def _not_installed(request: Request, ordered: Sequence[Candidate]) -> NoCandidateError:
+def _not_installed(request: Request, ordered: Sequence[Candidate], os: str) -> NoCandidateError:
     known = [(c.plugin_id, c.version or "broken") for c in ordered]
+    never = why_not_here(request.plugin, os)
+    if never is not None:
+        return NoCandidateError(
+            "platform-unsupported",
+            f"{never}; nothing was started",
+            facts=known,
+            remedy="Leave out --plugin, or name one that runs here: the same bytes.",
+        )
     return NoCandidateError(
         "plugin-not-found",
         f'plugin "{request.plugin}" is not installed; nothing was started',

@@ -178,6 +178,9 @@ def _meet(machine: Machine, namespace: str, group: list[Requirement]) -> tuple[s
         if not device.is_visible:
             seen.append(f"{name} is hidden by CUDA_VISIBLE_DEVICES")
             continue
+        if device.refusal is not None:
+            seen.append(f"{name}: {device.refusal}")
+            continue
         unmet = [text for text in (_lack(machine, device, r) for r in group) if text]
         if not unmet:
             return None, name, None

@@ -31,7 +31,7 @@ def backend() -> Backend:
     # Imported when the worker calls, so that importing the entry point costs and breaks nothing.
     from mens_core.backend import MensBackend
     from mens_core.conformance.quick import self_test
-    from mens_torch_cuda.fit import check_fit, weight_bytes
+    from mens_core.weights_fit import check_fit, weight_bytes
     from mens_torch_cuda.start import free_memory, start
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
@@ -41,7 +41,14 @@ def backend() -> Backend:
         refuse_options(params.lane_options)
         if params.model_dir:
             free, total = free_memory()
-            check_fit(weight_bytes(Path(params.model_dir)), free=free, total=total, device=started.gpu.name)
+            check_fit(
+                weight_bytes(Path(params.model_dir)),
+                free=free,
+                total=total,
+                device=started.gpu.name,
+                remedy="Free the GPU of other programs (nvidia-smi lists them), take a smaller model, "
+                "or use the CPU lane.",
+            )
         return started.lane()
 
     def make_training_lane(serving: Ops) -> TrainingOps:

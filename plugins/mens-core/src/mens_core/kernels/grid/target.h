@@ -7,7 +7,9 @@
 #if defined(VOX_METAL)
 
 #include <metal_stdlib>
-// Contraction is on unless a source says otherwise, whatever the compiler's options are.
+// Contraction is on unless a source says otherwise, whatever the compiler's options are; and the mode that keeps
+// the written order is the source's to ask for too, whatever they are.
+#pragma METAL fp math_mode(safe)
 #pragma METAL fp contract(off)
 #define CANON static inline __attribute__((always_inline))
 #define VOX_FMA(a, b, c) metal::fma(a, b, c)

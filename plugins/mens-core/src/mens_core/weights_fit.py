@@ -17,7 +17,7 @@ def weight_bytes(model_dir: Path) -> int:
     return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
 
 
-def check_fit(weights: int, *, free: int, total: int, device: str) -> None:
+def check_fit(weights: int, *, free: int, total: int, device: str, remedy: str) -> None:
     """Refuse weights that can't fit beside what others hold; the KV cache comes after them.
 
     Raises:
@@ -35,6 +35,5 @@ def check_fit(weights: int, *, free: int, total: int, device: str) -> None:
                 "total_bytes": total,
                 "device": device,
             },
-            remedy="Free the GPU of other programs (nvidia-smi lists them), take a smaller model, "
-            "or use the CPU lane.",
+            remedy=remedy,
         )

@@ -1,0 +1,164 @@
+"""The Metal plugin as the host sees it: where it would run, and that a stand-in's label can't be lost."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metal_shim.installed import install_on_cpu, manifest_on_cpu
+from metal_shim.stand_in import LABEL
+from vox_host.cli.plugin_check import _print as print_report
+from vox_host.conformance.verdict import Report
+from vox_host.hardware.record import Cpu, Device, Machine, Memory
+from vox_host.manifest import load_manifest, parse_manifest
+from vox_host.resolution import Candidate, Request, explain, resolve
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "plugins/mens-torch-mps/src/mens_torch_mps"
+LONG = "VOX_LONG_CHECKS"
+
+
+def a_machine(os_name="macos", version="15.5", devices=()):
+    return Machine(
+        os=os_name,
+        os_version=version,
+        arch="aarch64",
+        python="3.12.7",
+        cpu=Cpu(name="Apple M2", isa=("neon", "dotprod"), usable_threads=8),
+        memory=Memory(total_bytes=32 << 30, available_bytes=20 << 30, source="test"),
+        devices=devices,
+    )
+
+
+GPU = Device(
+    kind="apple", index=0, name="Apple M2", total_bytes=24 << 30, free_bytes=20 << 30, is_unified=True
+)
+
+
+def a_candidate(plugin_id="mens-torch-mps", manifest=None):
+    return Candidate(
+        plugin_id=plugin_id,
+        version="0.1.0",
+        origin="environment",
+        location=str(PACKAGE / "Plugin.toml"),
+        manifest=manifest or load_manifest(PACKAGE / "Plugin.toml")[0],
+        python=Path(sys.executable),
+    )
+
+
+def failed(machine):
+    records = explain(Request(), machine, [a_candidate()])
+    return next(((r.stage, r.detail) for r in records if r.status == "failed"), None)
+
+
+def test_the_manifest_asks_for_a_mac_that_the_lane_will_take():
+    assert failed(a_machine(devices=(GPU,))) is None
+    stage, detail = failed(a_machine(version="14.7", devices=(GPU,)))
+    assert (stage, "macos 14.7" in detail) == ("hardware", True)
+    assert failed(a_machine()) == ("hardware", "needs an Apple device; this machine has none")
+    assert failed(a_machine("linux")) == ("platform", "needs macos; this is linux")
+    stage, detail = failed(a_machine(devices=(GPU.model_copy(update={"refusal": "it is virtual"}),)))
+    assert (stage, "Apple M2 (apple 0): it is virtual" in detail) == ("hardware", True)
+
+
+def test_the_manifest_is_what_the_backend_states():
+    manifest, _ = load_manifest(PACKAGE / "Plugin.toml")
+    tree = ast.parse((PACKAGE / "plugin.py").read_text())
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "BackendInfo"
+    )
+    stated = {
+        k.arg: ast.literal_eval(k.value)
+        for k in call.keywords
+        if isinstance(k.value, ast.Constant | ast.Tuple)
+    }
+    assert stated["lane"] == manifest.backend.lane == "metal"
+    assert list(stated["numerics"]) == list(manifest.backend.numerics)
+    assert list(stated["capabilities"]) == list(manifest.backend.capabilities)
+    assert manifest.backend.execution is None
+
+
+def test_importing_the_entry_point_imports_no_torch():
+    code = "import sys, mens_torch_mps.plugin; print('torch' in sys.modules)"
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
+# --- the label ---------------------------------------------------------------------------------------
+
+
+def test_what_only_plays_a_gpu_is_chosen_last_and_with_a_warning():
+    stand_in = parse_manifest(manifest_on_cpu().encode(), source="test")
+    cpu = load_manifest(ROOT / "plugins/mens-cpu-ref/src/mens_cpu_ref/Plugin.toml")[0]
+    candidates = [a_candidate(manifest=stand_in), a_candidate("mens-cpu-ref", cpu)]
+    assert resolve(Request(), a_machine("linux"), candidates).chosen.plugin_id == "mens-cpu-ref"
+    named = resolve(Request(plugin="mens-torch-mps"), a_machine("linux"), candidates)
+    assert f"lane metal ({LABEL})" in named.warnings
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return install_on_cpu(tmp_path_factory.mktemp("mps") / "home")
+
+
+def test_list_and_doctor_show_the_label(installed):
+    assert f"metal ({LABEL})" in installed.run("plugin", "list").stdout
+    assert f"mens-torch-mps: lane metal ({LABEL})" in installed.run("doctor").stdout
+    listed = json.loads(installed.run("plugin", "list", "--json").stdout)["plugins"][0]
+    assert (listed["lane"], listed["execution"]) == ("metal", LABEL)
+    assert json.loads(installed.run("doctor", "--json").stdout)["executions"] == {"mens-torch-mps": LABEL}
+
+
+def test_a_manifest_that_leaves_the_label_out_does_not_start(tmp_path):
+    """The handshake compares it with what the lane says of itself."""
+    bare = manifest_on_cpu().replace(f'execution = "{LABEL}"\n', "")
+    done = install_on_cpu(tmp_path / "home", bare).run(
+        "plugin", "check", "mens-torch-mps", "--only", "protocol"
+    )
+    assert done.returncode != 0
+    assert f"backend.execution: the manifest says '', the backend '{LABEL}'" in done.stdout + done.stderr
+
+
+def test_a_check_says_where_it_ran(installed):
+    """A worker starts, which is the self-test; `test_same_bits` compares the bits of operators and models."""
+    facts = checked(installed, "passed", "--only", "integrity")
+    assert f"lane metal: {LABEL}" in printed(facts)
+    assert f"mens-torch-mps 1.0.0, {LABEL}, numerics" in printed(facts)
+
+
+@pytest.mark.skipif(not os.environ.get(LONG), reason=f"minutes: set {LONG}=1 to check every group on the CPU")
+def test_the_whole_check_is_bitwise_and_listed_so(installed):
+    checked(installed, "bitwise")
+    assert f"bitwise ({LABEL})" in installed.run("plugin", "list").stdout
+
+
+def checked(installed, verdict, *arguments):
+    done = installed.run("plugin", "check", "mens-torch-mps", "--json", *arguments, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["verdict"], facts["lane"], facts["execution"]) == (verdict, "metal", LABEL)
+    return facts
+
+
+def printed(facts):
+    """What the command prints of a report, without running it again."""
+    names = {field.name for field in dataclasses.fields(Report)} - {"groups"}
+    report = Report(groups=(), **{**{n: facts[n] for n in names}, "tolerance": ""})
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        print_report(report)
+    return out.getvalue()
