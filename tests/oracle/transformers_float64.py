@@ -41,7 +41,7 @@ def _rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type
 
 
 @contextmanager
-def _float64_parts(model: Any) -> Iterator[None]:
+def float64_parts(model: Any) -> Iterator[None]:
     softmax = torch.nn.functional.softmax
     torch.nn.functional.softmax = lambda x, dim=None, dtype=None, **_: softmax(x, dim=dim)
     kinds = {type(m) for m in model.modules() if type(m).__name__.endswith(("RMSNorm", "RotaryEmbedding"))}
@@ -59,5 +59,5 @@ def _float64_parts(model: Any) -> Iterator[None]:
 def float64_logits(model: Any, token_ids: list[int]) -> np.ndarray:
     """Logits of every position by a `transformers` causal model with eager attention."""
     model = model.double().eval()
-    with torch.no_grad(), _float64_parts(model):
+    with torch.no_grad(), float64_parts(model):
         return model(torch.tensor([token_ids]), use_cache=False).logits[0].numpy()

@@ -1,0 +1,149 @@
+"""Gradients against `transformers` and `peft` in true float64: their model, their adapter, their names.
+
+`test_backward_models` holds the lanes to a float64 forward of our own, with a bound that is
+derived; here an outside program judges both. Rounding is bounded as there: every weight of theirs
+is disturbed by what a rounded sum of its length may be off.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lanes import every_lane
+from lanes.float64_training_lane import Float64TrainingLane
+from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
+from lanes.training import (
+    ALL_TARGETS,
+    a_config,
+    gradients_of,
+    random_adapter,
+    read,
+    some_examples,
+)
+from mens_core.adapters.keys import parameter_key
+from mens_core.adapters.plan import plan_adapter
+from mens_core.trainer import Trainer
+from oracle.transformers_float64 import float64_parts
+from vox_plugin_api.families import parse_config
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore"),  # theirs: of tied weights, of renamed options
+]
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft", reason="the outside judge of adapters: pip install peft")
+
+LENGTHS = (2, 40, 140)
+TARGETS = {"attention": ("q_proj", "v_proj"), "all": ALL_TARGETS, "head": ("lm_head",)}
+CASES = [("qwen3", "attention"), ("qwen3", "all"), ("gemma3", "head"), ("gemma3", "all")]
+"""Gemma 3 is tied here, Qwen3 is not."""
+RANK, ALPHA = 4, 8.0
+
+
+def their_model(
+    family: str, targets: tuple[str, ...], adapter: dict[str, np.ndarray], spread: float = 0.0, seed: int = 0
+) -> Any:
+    """Their model with the adapter on it in float64, weights and adapter disturbed by `spread` units."""
+    fields = BY_FAMILY[family]
+    kind = {"qwen3": transformers.Qwen3Config, "gemma3": transformers.Gemma3TextConfig}[family]
+    left_out = ("architectures", "torch_dtype", "model_type")
+    config = kind(**{k: v for k, v in fields.items() if k not in left_out}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
+    tensors = random_tensors(parse_config(fields), 3)
+    names = {name: torch.tensor(value).double() for name, value in tensors.items()}
+    missing, unexpected = model.load_state_dict(names, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(targets), task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, lora).double()
+    state = {key: torch.tensor(value).double() for key, value in adapter.items()}
+    loaded = peft.set_peft_model_state_dict(adapted, state)
+    assert not loaded.unexpected_keys
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            weight *= (
+                1 + torch.tensor(rng.choice((-1.0, 1.0), weight.shape)) * (weight.shape[-1] + 12) * spread
+            )
+    return adapted
+
+
+def their_gradients(model: Any, examples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The loss of each example, and the gradients of their sum by the keys of a PEFT file."""
+    losses = []
+    with float64_parts(model):
+        for example in examples:
+            logits = model(torch.tensor([example.token_ids]), use_cache=False).logits[0]
+            at = torch.tensor(example.trained)
+            wanted = torch.tensor(example.token_ids)[at]
+            losses.append(-torch.log_softmax(logits, dim=1)[at - 1, wanted].sum())
+        torch.stack(losses).sum().backward()
+    found = {
+        name.replace(".default.", "."): parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return torch.stack(losses).detach().numpy(), found
+
+
+@functools.cache
+def judged(family: str, targets_name: str):
+    """Adapter, losses and gradients; spreads per unit of rounding of a loss and of a gradient."""
+    targets, examples = TARGETS[targets_name], read(some_examples(LENGTHS))
+    linears = {
+        name.removeprefix("base_model.model.").removeprefix("model."): tuple(module.weight.shape)
+        for name, module in their_model(family, ("q_proj",), {}).named_modules()
+        if isinstance(module, torch.nn.Linear) and ".lora_" not in name
+    }
+    linears = {name.removesuffix(".base_layer"): shape for name, shape in linears.items()}
+    plan = plan_adapter(a_config(targets, rank=RANK, alpha=ALPHA).adapter, linears)
+    adapter = random_adapter(plan.shapes)
+    losses, gradients = their_gradients(their_model(family, targets, adapter), examples)
+    unit, loss_spread, gradient_spread = 2.0**-30, 0.0, 0.0
+    for seed in range(2):
+        other_losses, other = their_gradients(their_model(family, targets, adapter, unit, seed), examples)
+        loss_spread = max(loss_spread, np.abs(other_losses / losses - 1).max() / unit)
+        gradient_spread = max(gradient_spread, max(errors(other, gradients).values()) / unit)
+    return adapter, losses, gradients, 2 * loss_spread + 8, 2 * gradient_spread
+
+
+def errors(found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> dict[str, float]:
+    assert found.keys() == exact.keys()
+    return {
+        key: float(np.linalg.norm(found[key] - gradient) / np.linalg.norm(gradient))
+        for key, gradient in exact.items()
+    }
+
+
+@pytest.mark.parametrize(("family", "targets"), CASES)
+@pytest.mark.parametrize("lane", ["float64", "mens-cpu-ref"])
+def test_gradients_are_theirs(lane, family, targets, tmp_path, request):
+    ops = every_lane.make_training_lane(lane, request.config)
+    adapter, losses, gradients, loss_spread, gradient_spread = judged(family, targets)
+    model = open_model(write_model(tmp_path, BY_FAMILY[family], seed=3), ops).model
+    config = a_config(TARGETS[targets], rank=RANK, alpha=ALPHA)
+    assert Trainer.plan_for(model, config).shapes.keys() == adapter.keys()
+    found_losses, found = gradients_of(model, ops, config, adapter, read(some_examples(LENGTHS)))
+    # The float64 lane shares our float32 constants (eps, scales): that is all that may differ.
+    unit = 2.0**-26 if isinstance(ops, Float64TrainingLane) else 2.0**-24
+    named = {parameter_key(name): gradient for name, gradient in found.items()}
+    worst = max(errors(named, gradients).values())
+    print(f"worst relative error of a gradient: {worst:.2e}, {worst / unit:.1f} units")
+    assert gradient_spread < 10_000, "a bound that allows everything proves nothing"
+    assert np.abs(found_losses / losses - 1).max() < loss_spread * unit
+    assert worst < gradient_spread * unit
+
+
+def test_an_update_on_a_tied_head_is_the_head_s_alone():
+    """In their model as in ours: the embedding stays the base's."""
+    adapter = judged("gemma3", "head")[0]
+    model = their_model("gemma3", ("lm_head",), adapter).base_model.model
+    assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
+    assert not hasattr(model.model.embed_tokens, "lora_A")
+    assert set(adapter) == {f"base_model.model.lm_head.lora_{part}.weight" for part in "AB"}
