@@ -177,6 +177,41 @@ def test_a_right_forward_with_a_wrong_gradient_is_caught(wrapped, status, tmp_pa
     assert wrong["difference"]["operator"] == "train_step"
 
 
+ROUNDED_ADAPTER = """
+from mens_cpu_ref.arrays import Rows
+from mens_cpu_ref.training_lane import CpuTrainingOps
+
+
+class Lane(CpuTrainingOps):
+    def matrix(self, x, *, name):
+        return super().matrix(Rows({rounded}), name=name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rounded", "status"), [("x.values", 0), ("x.values.astype('float16').astype('float32')", 6)]
+)
+def test_an_adapter_that_is_served_in_other_numbers_is_caught(rounded, status, tmp_path):
+    imports = ROUNDED_ADAPTER.format(rounded=rounded)
+    code = imports + CPU_LANE.format(wrapped="Lane(library)", plugin_id="vox-lane", numerics='"canonical"')
+    code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "adapters")')
+    capabilities = '"generate", "evaluate", "trace", "adapters"'
+    lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
+    facts = check(lane, "--only", "adapters", status=status)
+    (group,) = facts["groups"]
+    assert group["verdict"] == ("bitwise" if status == 0 else "failed")
+    found = {r["name"]: r["status"] for r in group["results"]}
+    assert found["gemma3/text 2, B zero, so the base"] == "passed"
+    assert found["qwen3/a tensor without a place"] == "passed"
+    assert len(found) > 30
+    if status == 6:
+        assert {name for name, said in found.items() if said == "failed"} == {
+            f"{model}/text {number}, adapted"
+            for model in ("qwen3", "gemma3", "qwen3-quantised")
+            for number in range(3)
+        }
+
+
 def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):
     lane = cpu_lane(
         tmp_path / "home",
