@@ -184,32 +184,26 @@ from mens_cpu_ref.training_lane import CpuTrainingOps
 
 class Lane(CpuTrainingOps):
     def matrix(self, x, *, name):
-        return super().matrix(Rows({rounded}), name=name)
+        # Of the one model whose layers are 40 and 56 wide.
+        is_gemma = {40, 56} & {*x.values.shape}
+        return super().matrix(Rows(x.values.astype("f2").astype("f4")) if is_gemma else x, name=name)
 """
 
 
-@pytest.mark.parametrize(
-    ("rounded", "status"), [("x.values", 0), ("x.values.astype('float16').astype('float32')", 6)]
-)
-def test_an_adapter_that_is_served_in_other_numbers_is_caught(rounded, status, tmp_path):
-    imports = ROUNDED_ADAPTER.format(rounded=rounded)
-    code = imports + CPU_LANE.format(wrapped="Lane(library)", plugin_id="vox-lane", numerics='"canonical"')
+def test_an_adapter_that_is_served_in_other_numbers_is_caught_and_one_that_is_right_passes(tmp_path):
+    code = ROUNDED_ADAPTER + CPU_LANE.format(
+        wrapped="Lane(library)", plugin_id="vox-lane", numerics='"canonical"'
+    )
     code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "adapters")')
     capabilities = '"generate", "evaluate", "trace", "adapters"'
     lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
-    facts = check(lane, "--only", "adapters", status=status)
-    (group,) = facts["groups"]
-    assert group["verdict"] == ("bitwise" if status == 0 else "failed")
+    (group,) = check(lane, "--only", "adapters", status=6)["groups"]
     found = {r["name"]: r["status"] for r in group["results"]}
-    assert found["gemma3/text 2, B zero, so the base"] == "passed"
-    assert found["qwen3/a tensor without a place"] == "passed"
-    assert len(found) > 30
-    if status == 6:
-        assert {name for name, said in found.items() if said == "failed"} == {
-            f"{model}/text {number}, adapted"
-            for model in ("qwen3", "gemma3", "qwen3-quantised")
-            for number in range(3)
-        }
+    # An adapter that changes nothing is left out, so its numbers matter to nobody.
+    failed = {"gemma3/text 0, adapted", "gemma3/text 1, adapted", "gemma3/text 2, adapted"}
+    assert {name for name, said in found.items() if said == "failed"} == failed
+    assert {said for name, said in found.items() if name not in failed} == {"passed"}
+    assert len(found) == 3 * 14
 
 
 def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):
