@@ -26,6 +26,7 @@ from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
 from vox_host.conformance.expected import EXPECTED_DIR
 from vox_host.conformance.session import Answer
+from vox_host.conformance.tiny_adapters import write_adapter
 from vox_host.conformance.tiny_models import TINY_MODELS, TinyModel, philox, write_model
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
@@ -101,6 +102,8 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
             for title, length in (("short", 9), ("long", 140)):
                 traces[title] = right.trace(f"{model.name}/{title}", prompt(model, length), title, arrays)
             scores = right.scores()
+            adapter = write_adapter(model, Path(temporary) / f"{model.name}.safetensors")
+            adapted = Loaded(make_ops(), model, path, digest, adapter)
             asked = dict(requests(model, right))
             answers = {title: right.answer(params) for title, params in asked.items()}
             # The stop token is no part of its answer, and its lead is that of the same token elsewhere.
@@ -114,6 +117,7 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
                 "traces": traces,
                 "answers": answers,
                 "training": right.training(number),
+                "adapter": {"digest": adapted.report.adapter_digest, "results": adapted.scores()},
                 "scores": {"sequences": score_sequences(model), "results": scores},
             }
     write(
@@ -197,13 +201,19 @@ def greatest_change(right: list[dict[str, Any]], rounded: list[dict[str, Any]]) 
 class Loaded:
     """A tiny model in a backend of this process."""
 
-    def __init__(self, ops: Ops, model: TinyModel, path: Path, digest: str) -> None:
-        info = BackendInfo("recorder", "0", "cpu", ("canonical",), ("generate", "evaluate", "trace", "train"))
+    def __init__(
+        self, ops: Ops, model: TinyModel, path: Path, digest: str, adapter: m.AdapterParams | None = None
+    ) -> None:
+        capabilities: tuple[m.Capability, ...] = ("generate", "evaluate", "trace", "train", "adapters")
+        info = BackendInfo("recorder", "0", "cpu", ("canonical",), capabilities)
         self._model = model
         self._backend = MensBackend(info, lambda _: ops, _no_self_test)
-        load = m.LoadModelParams(model_dir=str(path), model_digest=digest, memory_bytes=64 << 20)
-        for _ in self._backend.load_model(load):
-            pass
+        load = m.LoadModelParams(
+            model_dir=str(path), model_digest=digest, memory_bytes=64 << 20, adapter=adapter
+        )
+        *_, reply = self._backend.load_model(load)
+        assert reply is not None and isinstance(reply.result, m.LoadResult)
+        self.report = reply.result
 
     def trace(
         self, key: str, token_ids: list[int], title: str, arrays: list[tuple[str, str, list[int], bytes]]

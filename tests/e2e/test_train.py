@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from fixtures.fast_folder import fast_folder
 from fixtures.installed_lane import InstalledLane
+from fixtures.runs import a_checkpoint
 from fixtures.scripted_home import MACHINE
 from fixtures.training_home import MODEL, PLUGIN, training_home, write_rows
 from fixtures.training_runs import results
+from mens_core.adapters.file import safetensors_bytes
+from mens_core.adapters.keys import adapter_digest
 from vox_host import cli
 from vox_host.hardware.record import Machine
-from vox_host.runs.open import open_adapter
+from vox_host.runs.layout import RunDirectory
+from vox_host.runs.manifest import AdapterFacts
+from vox_host.runs.open import open_adapter, read_verified
+from vox_host.runs.publish import publish_adapter
 
 OPTIONS = ("--steps", "30", "--save-every", "2", "--eval-every", "5", "--batch-size", "2", "--rank", "2")
 NEW = ("--model", MODEL, "--data", "ROWS", "--out", "NEW")
@@ -136,6 +145,41 @@ def test_what_was_published_is_an_adapter_that_can_be_opened(lane, whole):
     assert record["plugin"]["id"] == PLUGIN and len(record["plugin"]["tree_digest"]) == 64
     assert record["options"]["preset"] == "cpu"
     assert record["held_out"] == 4
+
+
+def louder(run: Path, folder: Path) -> RunDirectory:
+    """A copy of the run whose adapter is so much of it that greedy answers show it."""
+    shutil.copytree(run, folder)
+    copy = RunDirectory(folder)
+    manifest = read_verified(folder)[1]
+    tensors = {
+        key: values * np.float32(256 if ".lora_B." in key else 1)
+        for key, values in load_file(copy.adapter_model).items()
+    }
+    checkpoint, _ = a_checkpoint(copy.checkpoints / "louder", safetensors_bytes(tensors))
+    facts = manifest.model_dump(include=set(AdapterFacts.model_fields))
+    publish_adapter(copy, checkpoint, AdapterFacts(**{**facts, "adapter_digest": adapter_digest(tensors)}))
+    return copy
+
+
+def test_a_run_is_what_answers(lane, whole):
+    """Trained and served by two commands: the run's very tensors, on its base."""
+    run = louder(whole, lane.home / "louder" / "tools")
+    said = {}
+    for model in (MODEL, str(run.path)):
+        done = lane.run(
+            "generate", "--model", model, "--prompt", "what is 3?", "--temperature", "0",
+            "--max-tokens", "24", "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said[model] = json.loads(done.stdout)
+    base, tuned = said.values()
+    source = open_adapter(run.path)
+    assert (tuned["model"], tuned["model_digest"]) == ("tools", base["model_digest"])
+    assert tuned["adapter"]["digest"] == source.adapter_digest != open_adapter(whole).adapter_digest
+    assert (tuned["adapter"]["base"], tuned["adapter"]["applied"]) == (MODEL, "unmerged")
+    assert base["adapter"] is None
+    assert tuned["token_ids"] != base["token_ids"]
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,35 @@ def test_a_right_forward_with_a_wrong_gradient_is_caught(wrapped, status, tmp_pa
     assert wrong["difference"]["operator"] == "train_step"
 
 
+ROUNDED_ADAPTER = """
+from mens_cpu_ref.arrays import Rows
+from mens_cpu_ref.training_lane import CpuTrainingOps
+
+
+class Lane(CpuTrainingOps):
+    def matrix(self, x, *, name):
+        # Of the one model whose layers are 40 and 56 wide.
+        is_gemma = {40, 56} & {*x.values.shape}
+        return super().matrix(Rows(x.values.astype("f2").astype("f4")) if is_gemma else x, name=name)
+"""
+
+
+def test_an_adapter_that_is_served_in_other_numbers_is_caught_and_one_that_is_right_passes(tmp_path):
+    code = ROUNDED_ADAPTER + CPU_LANE.format(
+        wrapped="Lane(library)", plugin_id="vox-lane", numerics='"canonical"'
+    )
+    code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "adapters")')
+    capabilities = '"generate", "evaluate", "trace", "adapters"'
+    lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
+    (group,) = check(lane, "--only", "adapters", status=6)["groups"]
+    found = {r["name"]: r["status"] for r in group["results"]}
+    # An adapter that changes nothing is left out, so its numbers matter to nobody.
+    failed = {"gemma3/text 0, adapted", "gemma3/text 1, adapted", "gemma3/text 2, adapted"}
+    assert {name for name, said in found.items() if said == "failed"} == failed
+    assert {said for name, said in found.items() if name not in failed} == {"passed"}
+    assert len(found) == 3 * 14
+
+
 def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):
     lane = cpu_lane(
         tmp_path / "home",

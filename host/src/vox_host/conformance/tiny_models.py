@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["TINY_MODELS", "TinyModel", "philox", "write_model"]
+__all__ = ["TINY_MODELS", "TinyModel", "float_bytes", "philox", "shapes_of", "write_model"]
 
 Format = Literal["F32", "BF16", "q8_0", "q4_k"]
 
@@ -144,7 +144,7 @@ def write_model(model: TinyModel, folder: Path) -> str:
 
 
 def _tensors(model: TinyModel) -> Iterator[_Tensor]:
-    for number, (name, shape) in enumerate(_shapes(model.config)):
+    for number, (name, shape) in enumerate(shapes_of(model.config)):
         stored = name if name == "lm_head.weight" else f"model.{name}"
         if len(shape) == 1:
             yield _Tensor(stored, "F32", shape, _norm(model, number, shape[0]))
@@ -160,12 +160,12 @@ def _tensors(model: TinyModel) -> Iterator[_Tensor]:
             exponent = -6 if name == _TIED and not model.config["tie_word_embeddings"] else -1
             exponent = -2 if name == _TIED and model.config["tie_word_embeddings"] else exponent
             yield _Tensor(
-                stored, weight_format, shape, _floats(weight_format, number, rows * columns, exponent)
+                stored, weight_format, shape, float_bytes(weight_format, number, rows * columns, exponent)
             )
 
 
-def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names as both families have them, Gemma 3's four norms included."""
+def shapes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors' names as both families have them, Gemma 3's four norms included."""
     width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries = config["num_attention_heads"] * head
     keys = config["num_key_value_heads"] * head
@@ -202,7 +202,7 @@ def _norm(model: TinyModel, number: int, count: int) -> bytes:
     return struct.pack(f"<{count}f", *values)
 
 
-def _floats(weight_format: Format, number: int, count: int, exponent: int) -> bytes:
+def float_bytes(weight_format: Format, number: int, count: int, exponent: int) -> bytes:
     """Numbers in (-2^exponent, 2^exponent) with significands that the format holds exactly."""
     bits = 24 if weight_format == "F32" else 8
     half = 1 << (bits - 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from vox_host.conformance.groups import (
+    adapters,
     backward,
     evaluation,
     forward,
@@ -50,6 +51,7 @@ GROUPS: Mapping[str, Group] = MappingProxyType(
         "forward": Group("whole tiny models, operator by operator", forward.run),
         "generation": Group("tokens and logprobs, alone and in company", generation.run),
         "evaluate": Group("scores of given texts", evaluation.run),
+        "adapters": Group("scores with an adapter, and without what it changes", adapters.run),
         "training": Group("steps of training, in one go, in parts and resumed", training.run),
         "save-load": Group("load, unload and load again", save_load.run),
         "protocol": Group("hosts of other versions, unknown words", protocol.run),

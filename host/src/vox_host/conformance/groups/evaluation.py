@@ -14,7 +14,7 @@ from vox_host.conformance.verdict import CaseResult
 from vox_host.workers import Worker
 from vox_plugin_api import messages as m
 
-__all__ = ["run"]
+__all__ = ["ask_scores", "judge_scores", "run"]
 
 
 async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
@@ -34,13 +34,20 @@ async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
                 continue
             for number, (recorded, result) in enumerate(zip(model["scores"]["results"], found, strict=True)):
                 title = f"{name}/text {number}"
-                yield await case(title, _judge(session, model, title, recorded, result))
+                yield await case(title, judge_scores(session, model, title, recorded, result))
 
 
 async def _evaluate(
     session: Session, worker: Worker, name: str, model: Mapping[str, Any], found: list[m.EvaluateResult]
 ) -> CaseResult | None:
     await session.load(worker, name)
+    return await ask_scores(worker, model, found)
+
+
+async def ask_scores(
+    worker: Worker, model: Mapping[str, Any], found: list[m.EvaluateResult]
+) -> CaseResult | None:
+    """Have the model's texts scored; the results go to `found`."""
     sequences = model["scores"]["sequences"]
     params = m.EvaluateParams(sequences=sequences, top_logprobs=2, logits_digest=True)
 
@@ -55,21 +62,24 @@ async def _evaluate(
     return None
 
 
-async def _judge(
+async def judge_scores(
     session: Session,
     model: Mapping[str, Any],
     title: str,
     recorded: Mapping[str, Any],
     result: m.EvaluateResult,
+    *,
+    group: str = "evaluate",
 ) -> CaseResult | None:
+    """Compare the scores of one text with what was recorded."""
     rows = Answer(tuple(result.tokens), None).as_rows()
     tolerance = None if session.is_canonical else m.f32_from_bits(model["tolerance"])
-    graded = grade_rows(recorded["rows"], rows, group="evaluate", case=title, tolerance=tolerance)
+    graded = grade_rows(recorded["rows"], rows, group=group, case=title, tolerance=tolerance)
     if graded.is_failed or not session.is_canonical:
         return graded
     if result.logits_digest != recorded["logits_digest"]:
         difference = Difference(
-            group="evaluate",
+            group=group,
             case=title,
             operator="logits",
             name="digest",
