@@ -80,7 +80,8 @@ def export(
 def _write(opened: Opened, folder: Path, to: str, *, is_merged: bool, say: Say) -> MergeResult | None:
     """Fill the folder; return what was merged, if anything was."""
     if to == "peft":
-        write_peft_folder(opened.source, folder, lambda *_: None)
+        is_tower = _config(opened).is_text_tower
+        write_peft_folder(opened.source, folder, lambda *_: None, is_text_tower=is_tower)
         return None
     if to == "hf":
         return asyncio.run(write_merged_folder(opened.job(say), folder, "hugging-face"))

@@ -5,6 +5,7 @@ Tensors are copied as they are; only their names become those that PEFT gives th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vox_host.errors import ModelError
@@ -19,8 +20,19 @@ from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 __all__ = ["write_peft_folder"]
 
 
-def write_peft_folder(source: AdapterSource, folder: Path, progress: Progress) -> None:
+_DECODER = "base_model.model.model."
+_TOWER = "language_model."
+"""What a text model within a larger one has before its layers' names."""
+
+
+def write_peft_folder(
+    source: AdapterSource, folder: Path, progress: Progress, *, is_text_tower: bool = False
+) -> None:
     """Fill the empty folder `folder`.
+
+    Args:
+        is_text_tower: the base is the text model of a larger one, whose other layers have names that
+            end alike.
 
     Raises:
         ModelError: the adapter changed since it was opened.
@@ -32,20 +44,30 @@ def write_peft_folder(source: AdapterSource, folder: Path, progress: Progress) -
         raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
     pieces = [
         Piece(
-            ours, entries[theirs].dtype, entries[theirs].shape, entries[theirs].offset, entries[theirs].nbytes
+            _placed(ours) if is_text_tower else ours,
+            entries[theirs].dtype,
+            entries[theirs].shape,
+            entries[theirs].offset,
+            entries[theirs].nbytes,
         )
         for ours, theirs in sorted(source.key_map.items(), key=lambda item: item[0].encode())
     ]
     write_safetensors(folder / ADAPTER_MODEL, source.file, pieces, step="copying", progress=progress)
-    write_file(folder / ADAPTER_CONFIG, _config(source).encode())
+    write_file(folder / ADAPTER_CONFIG, _config(source, is_text_tower=is_text_tower).encode())
     if source.chat_template is not None:
         write_file(folder / CHAT_TEMPLATE, source.chat_template.encode())
 
 
-def _config(source: AdapterSource) -> str:
+def _placed(key: str) -> str:
+    return f"{_DECODER}{_TOWER}{key.removeprefix(_DECODER)}" if key.startswith(_DECODER) else key
+
+
+def _config(source: AdapterSource, *, is_text_tower: bool) -> str:
     """As it was asked for, where that is known; else each layer by its whole name, which PEFT takes too."""
-    targets = None
-    if source.origin != "older":
+    targets: Sequence[str] | None = None
+    if is_text_tower:
+        targets = [layer if layer == "lm_head" else _TOWER + layer for layer in source.config.targets]
+    elif source.origin != "older":
         targets = read_peft_config(source.file.parent / ADAPTER_CONFIG).targets
     return peft_text(
         source.config,
