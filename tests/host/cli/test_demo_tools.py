@@ -46,6 +46,7 @@ def test_base_and_adapter_are_shown_side_by_side_with_an_interval(monkeypatch, t
     assert "base      0 of 60 (0.0%" in shown
     assert "adapter   30 of 60 (50.0%; 95% interval 37.7% to 62.3%)" in shown
     assert "gain      +50.0% (95% interval +" in shown
+    assert "expected: base 0 of 60 (0.0%" in shown and "adapter 30 of 60" in shown.splitlines()[-1]
     assert shown.count("asked     ") == demo_tools.SHOWN
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -60,7 +61,8 @@ def second_act(model: str, runs: Path) -> Path:
         print_line(f"    asked     {question.messages[-1]['content']}")
         for who, texts in zip(("base", "adapter"), answers, strict=True):
             print_line(f"    {who:<8}  {' '.join(texts[number].split())[:160]}")
-    found = _compared(asked, answers)
+    found = _compared(asked, answers, "is_valid")
+    right = _compared(asked, answers, "is_expected")
     print_line("    valid tool calls (JSON, a tool that was offered, arguments of its schema)")
     print_line(f"    base      {found.before}")
     print_line(f"    adapter   {found.after}")
@@ -68,6 +70,7 @@ def second_act(model: str, runs: Path) -> Path:
         f"    gain      {found.difference:+.1%} (95% interval {found.low:+.1%} to {found.high:+.1%}), "
         f"asked in {took_s:.0f} s"
     )
+    print_line(f"    the very call that was expected: base {right.before}, adapter {right.after}")
     if not found.is_improved:
         raise VoxError(
             "demo-no-gain",
@@ -127,10 +130,12 @@ def _answers(port: int, prompts: Sequence[list[int]]) -> list[str]:
     return texts
 
 
-def _compared(asked: Sequence[Question], answers: Sequence[Sequence[str]]) -> Comparison:
+def _compared(
+    asked: Sequence[Question], answers: Sequence[Sequence[str]], what: Literal["is_valid", "is_expected"]
+) -> Comparison:
     before, after = (
         [
-            grade(text, question.tools, question.expected).is_valid
+            bool(getattr(grade(text, question.tools, question.expected), what))
             for text, question in zip(texts, asked, strict=True)
         ]
         for texts in answers

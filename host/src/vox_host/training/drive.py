@@ -119,6 +119,8 @@ class _Loop:
         self._pace = job.options.pace
         self._course = Course()
         self._saved: Checkpoint | None = None
+        self._published: int | None = None
+        """Of which step the run's adapter is known to be."""
         self._checkpoints = Checkpoints(job.run.checkpoints)
         self._metrics: LineFile | None = None
         self._timings: LineFile | None = None
@@ -243,8 +245,11 @@ class _Loop:
         """Bring what follows from the newest checkpoint up to it. Done twice, it changes nothing."""
         assert self._saved is not None
         best = self._course.best_step
-        chosen = self._saved if best in (None, self._saved.state.step) else self._checkpoints.read(best)
-        self._job.publish(chosen, self._begun)
+        step = self._saved.state.step if best is None else best
+        if step != self._published:
+            chosen = self._saved if step == self._saved.state.step else self._checkpoints.read(step)
+            self._job.publish(chosen, self._begun)
+            self._published = step
         self._draw()
         self._checkpoints.keep_only(
             checkpoints_to_keep(self._checkpoints.steps(), self._pace, best=self._course.best_step)
