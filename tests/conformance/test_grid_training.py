@@ -198,9 +198,12 @@ MISTAKES = (
             "silu_gate_backward/3x127",
             ("VOX_IN(float, gate, 1), VOX_IN(float, up, 2)", "VOX_IN(float, up, 1), VOX_IN(float, gate, 2)"),
         ),
-        "terms of dx from the second on": (
+        "a chunk's last term left out": (
             "linear_backward/q4_k/17x129x3",
-            ("folded<Right>(n == 0, total, left,", "folded<Right>(n == 0, total, left + kTall,"),
+            (
+                "n - args.first, column, args.columns, count);",
+                "n - args.first, column, args.columns, count - 1);",
+            ),
         ),
         "the loss's share not taken off": (
             "cross_entropy/2x127",

@@ -31,6 +31,7 @@ use_sources()
 import numpy as np  # noqa: E402
 
 from gpu.shape_model import write_shape  # noqa: E402
+from gpu.training_checks import training_operators, training_run, training_vectors  # noqa: E402
 from grid_shim.shapes import SHAPES  # noqa: E402
 from lanes.batches import Sequences  # noqa: E402
 from lanes.tiny_models import BY_FAMILY, open_model, write_model  # noqa: E402
@@ -232,7 +233,9 @@ def run_all(checks: Checks, folder: Path, layers: int) -> int:
     from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
     from mens_cpu_ref.reference_lane import ReferenceOps
+    from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
     from mens_torch_cuda import plugin as cuda_plugin
+    from mens_torch_cuda.training_lane import CudaTrainingOps
 
     library = load_library()
     library.set_threads(os.cpu_count() or 1)
@@ -244,6 +247,12 @@ def run_all(checks: Checks, folder: Path, layers: int) -> int:
     started = start(environment)
     print("device:", ", ".join(f"{name} {value}" for name, value in started.facts().items()))
 
+    def make_training() -> CudaTrainingOps:
+        return CudaTrainingOps(started.device, started.lane())
+
+    def make_cpu_training() -> CpuTrainingOps:
+        return CpuTrainingOps(library)
+
     def cache() -> str:
         again = start(environment)
         assert (started.kernels.cache, again.kernels.cache) == ("written", "read"), again.kernels.cache
@@ -252,8 +261,14 @@ def run_all(checks: Checks, folder: Path, layers: int) -> int:
     checks.run("kernel cache", cache)
     checks.run("quick vectors", lambda: quick_vectors(started))
     checks.run("operators", lambda: operators(started, ReferenceOps))
+    checks.run("training vectors", lambda: training_vectors(make_training))
+    checks.run("training operators", lambda: training_operators(make_training, ReferenceTrainingOps))
     for family, config in BY_FAMILY.items():
         path = write_model(folder / family, config)
+        checks.run(
+            f"training of tiny {family}",
+            lambda path=path: training_run(path, make_training, make_cpu_training),  # type: ignore[misc]
+        )
         for long in (300, 120):
             checks.run(
                 f"tiny {family}, prompt of {long}",

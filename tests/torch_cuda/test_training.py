@@ -10,10 +10,11 @@ import pytest
 from conformance.test_cuda_same_bits import CapturingShim
 from grid_shim import build as shim
 from grid_shim.device import ShimDevice
+from grid_shim.training_shapes import attention
 from lanes.batches import Sequences
 from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from lanes.training import LAYER_TARGETS, a_config, finish, random_adapter, read, some_examples
-from mens_core import grid_backward_ops
+from mens_core import grid_backward_ops, grid_training_ops
 from mens_core.adapters.apply import make_loras
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.trainer import Trainer
@@ -89,3 +90,22 @@ def test_an_adapter_is_served_from_recordings(lane, reference, tmp_path):
     expected = reference()
     assert found == decode(expected, expected)
     assert device.replays >= 3
+
+
+def test_an_operator_takes_no_more_than_the_plan_says(lane, monkeypatch):
+    """Attention's backward takes most beside its results; index arrays are not counted."""
+    monkeypatch.setattr(grid_training_ops, "PIECE", 0)
+    ops, lengths, heads, kv_heads, head_dim = lane(), (3, 130), 4, 2, 64
+    taken = []
+    empty = ops._device.empty
+    ops._device.empty = lambda nbytes: (taken.append(nbytes), empty(nbytes))[1]
+    narrow, wide = kv_heads * head_dim, heads * head_dim
+    rows = sum(lengths)
+    cases = attention(9, lengths, heads, kv_heads, head_dim, None, None, ops)
+    for _ in range(3):
+        next(cases)  # the forward and what it saves
+    taken.clear()
+    list(cases)
+    beside = sum(taken) - 4 * rows * (wide + 2 * narrow)
+    said = ops.workspace_bytes(lengths=lengths, widest=wide, kv_heads=kv_heads, head_dim=head_dim)
+    assert 0.75 * said < beside <= said
