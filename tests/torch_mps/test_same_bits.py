@@ -140,7 +140,7 @@ def test_what_is_sent_arrives(started, words):
 
 def test_the_text_is_the_grid_s_with_the_lane_s_own_behind_it():
     text = metal_source()
-    assert text.startswith(grid_source("metal"))
+    assert text.startswith(grid_source("metal", "serving"))
     # torch hands it over as ASCII, and compiles nothing at all of a text that isn't.
     assert text.isascii()
     assert "#pragma METAL fp contract(off)" in text

@@ -43,7 +43,7 @@ class MpsDevice:
             BackendError: `not-on-gpu`: what torch allocates is not on the GPU, and no label says so.
         """
         self._runtime = runtime
-        self._kernels = kernels
+        self._kernels = dict(kernels)
         found = self._tensor(4).device.type
         if found != "mps" and not runtime.execution:
             raise BackendError(
@@ -52,6 +52,10 @@ class MpsDevice:
                 facts={"expected": "mps", "found": found},
                 remedy="Use the CPU lane; it gives the same bytes.",
             )
+
+    def add_kernels(self, kernels: Mapping[str, Kernel]) -> None:
+        """Take more kernels; those of training come when training begins."""
+        self._kernels.update(kernels)
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Copy an array there; it may be changed as soon as this returns."""

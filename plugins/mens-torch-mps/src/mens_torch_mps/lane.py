@@ -22,6 +22,7 @@ class MpsOps(GridOps):
     def __init__(self, device: Device, *, simd_width: int, facts: Mapping[str, Any]) -> None:
         """Take a device and the threads of its SIMD groups, which divide a group."""
         super().__init__(device, make_angles)
+        self.simd_width = simd_width
         self._outputs_of_group = GROUP // simd_width
         self._facts = dict(facts)
 

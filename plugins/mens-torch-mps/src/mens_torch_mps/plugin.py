@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vox_plugin_api.backend import Backend, BackendInfo
 
 if TYPE_CHECKING:
     from mens_core.ops import Ops
+    from mens_core.training_ops import TrainingOps
+    from mens_torch_mps.lane import MpsOps
     from mens_torch_mps.start import Started
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
@@ -54,12 +56,15 @@ def backend_on(started: Started) -> Backend:
     def test_operators() -> SelfTestResult:
         return self_test(started.lane)
 
+    def make_training_lane(serving: Ops) -> TrainingOps:
+        return started.training_lane(cast("MpsOps", serving))
+
     info = BackendInfo(
         plugin_id=PLUGIN_ID,
         plugin_version=version(PLUGIN_ID),
         lane="metal",
         numerics=("canonical",),
-        capabilities=("generate", "evaluate", "trace"),
+        capabilities=("generate", "evaluate", "trace", "train", "adapters"),
         execution=started.runtime.execution,
     )
-    return MensBackend(info, make_lane_for, test_operators)
+    return MensBackend(info, make_lane_for, test_operators, make_training_lane=make_training_lane)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mens_core.kernel_source import GROUP
 from mens_torch_mps.gpu import find_gpu
-from mens_torch_mps.kernel_text import metal_source
+from mens_torch_mps.kernel_text import metal_source, metal_training_source
 from mens_torch_mps.lane import MpsOps
 from mens_torch_mps.runtime import Kernel, Runtime, TorchMps
 from mens_torch_mps.tripwires import check_tripwires
 from vox_plugin_api.backend import BackendError
+
+if TYPE_CHECKING:
+    from mens_torch_mps.training_lane import MpsTrainingOps
 
 __all__ = ["Started", "start", "start_on"]
 
@@ -33,6 +36,17 @@ class Started:
     def lane(self) -> MpsOps:
         """Return a fresh lane."""
         return MpsOps(self.device, simd_width=self.simd_width, facts=self.facts)
+
+    def training_lane(self, serving: MpsOps) -> MpsTrainingOps:
+        """Compile the kernels of training, and return a lane with them over what `serving` loaded.
+
+        Raises:
+            BackendError: `kernels-not-built` or `kernels-too-large`.
+        """
+        from mens_torch_mps.training_lane import MpsTrainingOps
+
+        self.device.add_kernels(_compile(self.runtime, metal_training_source(), self.facts))
+        return MpsTrainingOps(self.device, serving)
 
 
 def start(environment: Mapping[str, str]) -> Started:
