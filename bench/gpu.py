@@ -1,18 +1,20 @@
-"""Measures the CUDA lane on this machine's GPU: decode, prefill, beside the copy bandwidth of the same run.
+"""Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, beside what bounds them.
 
-    python bench/gpu.py [--layers 28] [--rounds 3] [--out bench/results]
+    python bench/gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers] [--out bench/results]
 
-Models of Qwen3-0.6B's shape with weights drawn by Philox, bf16 and Q8_0. A decode step is one whole step of
-the model with the choice of its token, as a worker runs it. Exit status 0 where there is no GPU; it says so.
+Models of Qwen3's shapes with weights drawn by Philox; nothing is read from a disk. A decode step is one whole
+step of the model with the choice of its token, as a worker runs it. The copy bandwidth and, with
+`--transformers`, the same shape in bf16 with torch's own kernels are measured in the same run. Exit status 0
+where there is no GPU; it says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,16 +28,23 @@ use_sources()
 
 import numpy as np  # noqa: E402
 
-from gpu.shape_model import write_shape  # noqa: E402
+from gpu.drawn_model import QWEN3_8B, drawn_model, repeated_on_gpu, weight_bytes_of  # noqa: E402
+from gpu.shape_model import QWEN3_06B  # noqa: E402
 from lanes.batches import Sequences  # noqa: E402
-from lanes.tiny_models import open_model  # noqa: E402
-from mens_core.weights_fit import weight_bytes  # noqa: E402
+from mens_core.engine import Engine  # noqa: E402
+from mens_core.models.model import Model  # noqa: E402
+from mens_core.scheduler import StepLimits  # noqa: E402
+from mens_core.sequence import SequenceRequest  # noqa: E402
 from mens_torch_cuda.gpu import find_gpu  # noqa: E402
 from mens_torch_cuda.start import Started, start  # noqa: E402
 from vox_plugin_api.backend import BackendError  # noqa: E402
+from vox_plugin_api.messages import SamplingParams  # noqa: E402
 
 COPIED = 2 << 30
-CONTEXT, PREFILL, STEPS = 128, 512, 32
+CONTEXT, STEPS, VOCABULARY = 128, 32, 151936
+SHAPES: dict[str, tuple[dict[str, Any], int]] = {"0.6b": (QWEN3_06B, 28), "8b": (QWEN3_8B, 36)}
+PREFILLS = ((1, 512), (4, 2048))
+CONCURRENT, ANSWER = 64, 48
 
 
 def copy_gb_per_s() -> float:
@@ -54,44 +63,128 @@ def copy_gb_per_s() -> float:
     return best
 
 
-def measure(path: Path, started: Started, rounds: int, batch: int) -> dict[str, Any]:
-    """Tokens per second of decode and prefill, the median of the rounds."""
+def drawn_prompts(count: int, length: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [[int(t) for t in rng.integers(0, VOCABULARY, length)] for _ in range(count)]
+
+
+def decode_tokens_per_s(model: Model, batch: int, rounds: int) -> float:
+    """The median of the rounds; the first of them warms up."""
+    ops, speeds = model.ops, []
+    for _ in range(rounds + 1):
+        cache, sequences = model.new_cache(2 * batch), Sequences()
+        for number, prompt in enumerate(drawn_prompts(batch, CONTEXT - 3)):
+            model.forward(sequences.step([(number, prompt)]), cache)
+        tokens = np.zeros(batch, np.int32)
+        for step in range(3 + STEPS):
+            if step == 3:
+                began = time.perf_counter()
+            rows = [(number, [int(token)]) for number, token in enumerate(tokens)]
+            tokens = ops.argmax(model.forward(sequences.step(rows), cache).logits)
+        speeds.append(batch * STEPS / (time.perf_counter() - began))
+    return float(np.median(speeds[1:]))
+
+
+def prefill_tokens_per_s(model: Model, prompts: int, length: int, rounds: int) -> float:
+    """All prompts in one step."""
+    cache, speeds = model.new_cache(prompts * -(-length // 128)), []
+    rows = list(enumerate(drawn_prompts(prompts, length)))
+    for _ in range(rounds + 1):
+        batch = Sequences().step(rows)
+        began = time.perf_counter()
+        model.ops.argmax(model.forward(batch, cache).logits)
+        speeds.append(prompts * length / (time.perf_counter() - began))
+    return float(np.median(speeds[1:]))
+
+
+def engine_tokens_per_s(model: Model) -> dict[str, float]:
+    """Requests at once through the engine: all tokens of the answers over the time from the first to the last."""
+    blocks = CONCURRENT * 2
+    engine = Engine(
+        model.ops,
+        model,
+        model.new_cache(blocks),
+        vocab_size=VOCABULARY,
+        context_length=256,
+        blocks=blocks,
+        max_sequences=CONCURRENT,
+        limits=StepLimits(rows=2048),
+    )
+    results: dict[str, float] = {}
+    for name in ("warm", "measured"):
+        sequences = [
+            engine.submit(
+                SequenceRequest(
+                    token_ids=tuple(prompt), max_tokens=ANSWER, sampling=SamplingParams(temperature=0)
+                )
+            )
+            for prompt in drawn_prompts(CONCURRENT, 64)
+        ]
+        began, decoding = time.perf_counter(), 0.0
+        while not all(sequence.is_done for sequence in sequences):
+            engine.step()
+            if not decoding and all(sequence.generated for sequence in sequences):
+                decoding, made = time.perf_counter(), sum(sequence.generated for sequence in sequences)
+            for sequence in sequences:
+                sequence.ready.clear()
+        ended, total = time.perf_counter(), sum(sequence.generated for sequence in sequences)
+        if name == "measured":
+            results = {
+                "tokens_per_s": total / (ended - began),
+                "tokens_per_s_once_all_decode": (total - made) / (ended - decoding),
+            }
+    return results
+
+
+def measure(given: argparse.Namespace, started: Started, name: str, weight_format: str, copy: float) -> Any:
+    """One shape in one format."""
+    import torch
+
+    shape, layers = SHAPES[name]
+    layers = given.layers or layers
     ops = started.lane()
     began = time.perf_counter()
-    model = open_model(path, ops).model
-    load_s = time.perf_counter() - began
-    blocks = -(-(PREFILL + 8) // 128) * batch
-    decode, prefill = [], []
-    rng = np.random.default_rng(3)
-    for _ in range(rounds + 1):  # the first warms up
-        cache = model.new_cache(blocks)
-        sequences = Sequences()
-        prompts = [(s, [int(t) for t in rng.integers(0, 151936, CONTEXT)]) for s in range(batch)]
-        tokens = ops.argmax(model.forward(sequences.step(prompts), cache).logits)
-        began = time.perf_counter()
-        for _ in range(STEPS):
-            step = sequences.step([(s, [int(token)]) for s, token in enumerate(tokens)])
-            tokens = ops.argmax(model.forward(step, cache).logits)
-        decode.append(batch * STEPS / (time.perf_counter() - began))
-        cache, sequences = model.new_cache(blocks), Sequences()
-        step = sequences.step([(0, [int(t) for t in rng.integers(0, 151936, PREFILL)])])
-        began = time.perf_counter()
-        ops.argmax(model.forward(step, cache).logits)
-        prefill.append(PREFILL / (time.perf_counter() - began))
-    return {
-        "batch": batch,
-        "load_s": round(load_s, 2),
-        "decode_tokens_per_s": float(np.median(decode[1:])),
-        "prefill_tokens_per_s": float(np.median(prefill[1:])),
+    model = drawn_model(ops, shape, weight_format, layers=layers, on_device=repeated_on_gpu)
+    torch.cuda.synchronize()
+    every, read = weight_bytes_of(model.config, weight_format)
+    kv = 2 * layers * model.config.kv_heads * model.config.head_dim * 4 * (CONTEXT + STEPS // 2)
+    limit = copy * 1e9 / (read + kv)
+    result: dict[str, Any] = {
+        "layers": layers,
+        "weight_bytes": every,
+        "read_bytes_per_token": read + kv,
+        "draw_s": round(time.perf_counter() - began, 2),
+        "decode_limit_tokens_per_s": limit,
+        "decode": {},
+        "prefill": {},
     }
+    for batch in given.batches:
+        result["decode"][str(batch)] = decode_tokens_per_s(model, batch, given.rounds)
+    if "1" in result["decode"]:
+        result["share_of_limit"] = result["decode"]["1"] / limit
+    for prompts, length in PREFILLS:
+        if given.no_prefill or (weight_format == "bf16" and name == "8b" and length > 512):
+            continue  # 20 s a round, of no use beside the figure of 512
+        result["prefill"][f"{prompts}x{length}"] = prefill_tokens_per_s(
+            model, prompts, length, min(given.rounds, 1)
+        )
+    if weight_format == "q8_0":
+        result[f"engine_{CONCURRENT}_requests"] = engine_tokens_per_s(model)
+    del model, ops
+    torch.cuda.empty_cache()
+    return result
 
 
 def main() -> int:
     """Measure; print and write one JSON object; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--formats", nargs="*", default=["bf16", "q8_0"])
+    parser.add_argument("--layers", type=int, help="fewer than the shape has, for a try")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
+    parser.add_argument("--no-prefill", action="store_true")
+    parser.add_argument("--transformers", action="store_true", help="the same shapes with transformers, bf16")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     given = parser.parse_args()
     try:
@@ -99,33 +192,30 @@ def main() -> int:
     except BackendError as problem:
         print(f"SKIPPED: {problem.error.message}. {problem.error.remedy}\nnothing was measured")
         return 0
-    import os
-
     started = start(os.environ)
+    copy = copy_gb_per_s()
     results: dict[str, Any] = {
         "machine": {**started.facts(), "python": platform.python_version(), "cpus": os.cpu_count()},
-        "shape": f"Qwen3-0.6B, {given.layers} layers, context {CONTEXT}, {STEPS} steps, prefill {PREFILL}",
-        "copy_gb_per_s": copy_gb_per_s(),
+        "conditions": f"context {CONTEXT}, {STEPS} steps, median of {given.rounds} rounds",
+        "copy_gb_per_s": copy,
         "models": {},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        for weight_format in ("bf16", "q8_0"):
-            path = write_shape(Path(folder, weight_format), weight_format, layers=given.layers)
-            nbytes = weight_bytes(path)
-            runs = [measure(path, started, given.rounds, batch) for batch in given.batches]
-            # Tied weights: the table is read whole as the output matrix, so a token reads every byte once.
-            limit = results["copy_gb_per_s"] * 1e9 / nbytes
-            results["models"][weight_format] = {
-                "weight_bytes": nbytes,
-                "decode_limit_tokens_per_s": limit,
-                "share_of_limit": runs[0]["decode_tokens_per_s"] / limit,
-                "runs": runs,
-            }
-    text = json.dumps(results, indent=2)
-    print(text)
-    given.out.mkdir(parents=True, exist_ok=True)
     target = given.out / f"cuda-{datetime.now(UTC):%Y-%m-%d}.json"
-    target.write_text(text + "\n", "utf-8")
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in given.shapes:
+        for weight_format in given.formats:
+            results["models"][f"{name} {weight_format}"] = measure(given, started, name, weight_format, copy)
+            # What was measured so far is there, whatever happens to the rest.
+            target.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+        if given.transformers:
+            from gpu_transformers import measure_transformers
+
+            shape, layers = SHAPES[name]
+            results["models"][f"{name} transformers bf16"] = measure_transformers(
+                shape, given.layers or layers, given.batches
+            )
+            target.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    print(json.dumps(results, indent=2))
     print(f"written: {target}")
     return 0
 

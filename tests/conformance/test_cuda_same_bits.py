@@ -203,7 +203,7 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
     assert kernels[f"vox_step_{weight_format}_8"] == 4
     normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
     assert sum(normed) == 5
-    assert kernels["vox_step_place"] == kernels["vox_step_attend_2_1"] == 4
+    assert kernels["vox_step_place"] == kernels["vox_step_attend_1_1"] == 4
     if weight_format == "q8_0":
         assert kernels["vox_step_tiles_q8_0_16"] == 9
         apart = ("vox_norm", "vox_add", "vox_silu", "vox_rope")

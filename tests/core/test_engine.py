@@ -440,6 +440,25 @@ def test_a_lane_that_raises_fails_the_sequences_of_the_step_and_the_engine_goes_
     assert outcome(waiting) == alone(ask([3], 5))
 
 
+def test_a_lane_without_room_fails_the_longest_of_the_step_and_nobody_else():
+    engine = an_engine()
+    good = engine.submit(ask([2], 5))
+    large = engine.submit(ask([1, 46, 4], 5))
+    forward = engine._model.forward
+
+    def without_room(batch, cache):
+        if len(batch.positions) > 2:
+            raise BackendError("out-of-device-memory", "no room", facts={"free_bytes": 0}, remedy="less")
+        return forward(batch, cache)
+
+    engine._model.forward = without_room
+    finish(engine, good, large)
+    assert large.failure is not None
+    assert (large.failure.error.code, large.failure.error.remedy) == ("out-of-device-memory", "less")
+    assert outcome(good) == alone(ask([2], 5))
+    assert engine.pool.reserved == 0
+
+
 def test_cancelling_frees_the_blocks_at_once_and_moves_nobody_else():
     engine = an_engine(blocks=4)
     leaver = engine.submit(ask([1] * 300, 20))

@@ -158,8 +158,10 @@ class Engine:
         """Run the model once over what is due; return how many rows that were.
 
         0 means that nobody can go on: nothing is queued, or every running sequence waits for
-        its consumer. When the lane raises, the sequences of the step fail with `step-failed`,
-        the others stay, and the exception goes to the caller.
+        its consumer. When the lane refuses a step with a typed error (a device has no room for it),
+        the sequence with most rows fails with that, and the others are tried again. When it raises
+        anything else, the sequences of the step fail with `step-failed`, and the exception goes to
+        the caller.
         """
         self._admit()
         slices = plan_step(self._running, self._limits)
@@ -168,6 +170,10 @@ class Engine:
         self.steps += 1
         try:
             self._run(slices)
+        except BackendError as refusal:
+            # The one that asked for most; the others' rows are due again in the next step.
+            said, largest = refusal.error, max(slices, key=lambda piece: piece.count)
+            self._fail(largest.sequence, said.code, said.message, dict(said.facts), said.remedy)
         except Exception as error:
             for piece in slices:
                 self._fail(
@@ -234,10 +240,12 @@ class Engine:
             {"operator": operator, "position": position, "generated_tokens": sequence.generated},
         )
 
-    def _fail(self, sequence: Sequence, code: str, message: str, facts: dict[str, Any]) -> None:
+    def _fail(
+        self, sequence: Sequence, code: str, message: str, facts: dict[str, Any], remedy: str | None = None
+    ) -> None:
         # The first operator that went wrong is the cause; the rest is what followed from it.
         if not sequence.is_done:
-            sequence.failure = BackendError(code, message, facts=facts)
+            sequence.failure = BackendError(code, message, facts=facts, remedy=remedy)
             self._let_go(sequence)
 
 

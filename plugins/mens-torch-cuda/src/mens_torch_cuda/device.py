@@ -111,18 +111,29 @@ class CudaDevice:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError:
-            free, total = torch.cuda.mem_get_info()
-            raise BackendError(
-                "out-of-device-memory",
-                f"the GPU has no room for {nbytes} bytes more; what asked for them was not done",
-                facts={
-                    "needed_bytes": nbytes,
-                    "free_bytes": free,
-                    "total_bytes": total,
-                    "held_by_this_worker_bytes": torch.cuda.memory_allocated(),
-                },
-                remedy="Allow a smaller KV cache (memory_bytes) or free the GPU of other programs.",
-            ) from None
+            if self._is_capturing:
+                raise self._no_room(nbytes) from None
+        # Torch keeps what was let go, for its own next request of that size.
+        torch.cuda.empty_cache()
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            raise self._no_room(nbytes) from None
+
+    @staticmethod
+    def _no_room(nbytes: int) -> BackendError:
+        free, total = torch.cuda.mem_get_info()
+        return BackendError(
+            "out-of-device-memory",
+            f"the GPU has no room for {nbytes} bytes more; what asked for them was not done",
+            facts={
+                "needed_bytes": nbytes,
+                "free_bytes": free,
+                "total_bytes": total,
+                "held_by_this_worker_bytes": torch.cuda.memory_allocated(),
+            },
+            remedy="Allow a smaller KV cache (memory_bytes) or free the GPU of other programs.",
+        )
 
     def part(self, buffer: torch.Tensor, first: int, nbytes: int) -> torch.Tensor:
         """Return a view."""

@@ -21,8 +21,6 @@ _ROW_COLUMNS = 256 * 128
 _MOST_WEIGHTS = 3
 _FEWEST_ROWS = 2
 _QUANTUM = 32
-_SHARING = (1, 2, 4)
-"""Query heads of a key/value head that kernels/attend.h is compiled for."""
 _WIDEST_HEAD = 256
 _MOST_ATTENDING = 64
 """Rows that attend block by block: parts of more would take much memory."""
@@ -162,6 +160,6 @@ def _attend(node: Node) -> Join | None:
     spec = node.said["spec"]
     if node.inputs[0].shape[0] > _MOST_ATTENDING:
         return None
-    if spec.heads // spec.kv_heads not in _SHARING or spec.head_dim > _WIDEST_HEAD:
+    if spec.head_dim % 4 or spec.head_dim > _WIDEST_HEAD:
         return None
     return Join("attend", (node,))

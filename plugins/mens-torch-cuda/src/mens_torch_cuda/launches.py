@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
-from mens_core.ops import Batch
+from mens_core.ops import AttentionSpec, Batch
 from mens_torch_cuda.joined import Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -18,8 +18,15 @@ _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
 _TILES = (("16", 16, 32), ("32", 32, 32), ("64", 64, 32), ("Many", 64, 64))
 """Of kernels/tiles.h: name, rows and outputs of a group; the last for any number of rows."""
+_THIN = ("Thin", 32, 16)
+_AT_ONCE = 528
+"""Groups of a product that a large GPU runs at once."""
 _ENOUGH = 264
 """Groups that keep a large GPU busy: with fewer, each has fewer outputs."""
+_SHARING = (2, 4)
+"""Query heads that kernels/attend.h takes together."""
+_FEW_PLACES = 64
+"""Rows times KV blocks up to which each query head has a group of its own."""
 
 
 class StepMemory(Protocol):
@@ -136,7 +143,7 @@ class Launcher:
             return 32  # a block
         outputs = weights[0].rows if end is not None else sum(weight.rows for weight in weights)
         narrow, wide = (16, 32) if is_normed else (8, 16)
-        return wide if outputs >= 2 * _ENOUGH * wide else narrow
+        return narrow if outputs <= _AT_ONCE * narrow else wide
 
     def _tiles(self, join: Join) -> None:
         linear, end = join.nodes[0], join.end
@@ -149,8 +156,10 @@ class Launcher:
         else:
             flags.append(self._memory.flags(end.said["name"], rows))
             outs = [self._made(end.outputs[0])]
-        name, high, wide = next(tile for tile in _TILES if rows <= tile[1] or tile is _TILES[-1])
         outputs = [weight.rows for weight in weights]
+        name, high, wide = next(tile for tile in _TILES if rows <= tile[1] or tile is _TILES[-1])
+        if 16 < rows <= 32 and sum(outputs) < _ENOUGH * wide:
+            name, high, wide = _THIN
         buffers = (
             *(codes.codes, codes.scales),
             *_filled([weight.buffers[0] for weight in weights], none),
@@ -210,12 +219,13 @@ class Launcher:
         rows, blocks = q.shape[0], batch.block_tables.shape[1]
         is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
         made = self._made(out)
+        together = self._together(spec, rows * blocks)
         codes = self._coded(out) if is_coded else Codes(q.buffer, q.buffer)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
             self._memory.attention_parts(rows * spec.heads * blocks * (spec.head_dim + 2)),
-            self._memory.counters(rows * spec.kv_heads),
+            self._memory.counters(rows * spec.heads // together),
             *(made, codes.codes, codes.scales),
             self._memory.flags(node.said["name"], rows),
         )
@@ -231,8 +241,17 @@ class Launcher:
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
-        kernel = f"vox_step_attend_{spec.heads // spec.kv_heads}_{-(-spec.head_dim // GROUP)}"
-        self._device.launch(Launch(kernel, buffers, args, (blocks * spec.kv_heads * GROUP, rows)))
+        kernel = f"vox_step_attend_{together}_{-(-spec.head_dim // GROUP)}"
+        groups = blocks * spec.heads // together
+        self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, rows)))
+
+    @staticmethod
+    def _together(spec: AttentionSpec, places: int) -> int:
+        """Query heads of a group: those that share keys and values, where there are groups enough."""
+        sharing = spec.heads // spec.kv_heads
+        if sharing not in _SHARING or spec.head_dim > GROUP or places <= _FEW_PLACES:
+            return 1
+        return sharing
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

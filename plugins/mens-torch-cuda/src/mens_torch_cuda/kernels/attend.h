@@ -14,7 +14,7 @@ struct PlaceArgs {  // group (query head, key head or value head, row)
   float eps;
 };
 
-struct AttendArgs {  // group (KV block of the row's, key/value head), row
+struct AttendArgs {  // group (KV block of the row's, set of query heads), row
   int32_t heads;
   int32_t kv_heads;
   int32_t head_dim;
@@ -127,7 +127,7 @@ struct Attend {
   const float *q, *keys, *values;
   const int32_t *positions, *sequences, *block_tables;
   float* parts;       // [rows][heads][blocks][head_dim, m, l]
-  int32_t* counters;  // [rows][kv_heads], zero between kernels
+  int32_t* counters;  // [rows][sets of heads], zero between kernels
   float* out;
   int8_t* codes;
   float* scales;
@@ -202,7 +202,9 @@ CANON int32_t channel(int i, int32_t width) {
 // channels. Keys and values come in halves of chunks, two of which are on their way at any time.
 template <int G, int C>
 CANON void attend(const Attend& at, const AttendArgs& args) {
-  const int64_t kv_head = VOX_GROUP_X % args.kv_heads, index = VOX_GROUP_X / args.kv_heads, row = VOX_GROUP_Y;
+  const int32_t sets = args.heads / G;  // of query heads, a group each
+  const int64_t set = VOX_GROUP_X % sets, index = VOX_GROUP_X / sets, row = VOX_GROUP_Y;
+  const int64_t head = set * G, kv_head = head / (args.heads / args.kv_heads);
   const int32_t last = at.positions[row];
   const int32_t low = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
   const int32_t first_block = low / (int32_t)kBlock, b = first_block + (int32_t)index;
@@ -211,7 +213,6 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
     wait_for_inputs();
     return;
   }
-  const int64_t head = kv_head * G;
   const int32_t width = args.head_dim;
   const int64_t table = (int64_t)at.sequences[row] * args.blocks_per_sequence;
   const int32_t start = b * (int32_t)kBlock;
@@ -246,12 +247,12 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
     const HalfChunk& mine = halves[t & 1];
 #pragma unroll
     for (int i = 0; i < kHalf; i += 4) {
+      if (t * kHalf + i >= width) continue;  // a head has a multiple of four channels
 #pragma unroll
       for (int g = 0; g < G; ++g) {
         const Quad x = *(const Quad*)(at.query + g * kWidestHead + t * kHalf + i);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (t * kHalf + i + j < width) p[g] = f_fma(x.values[j], mine.terms[i + j], p[g]);
+        for (int j = 0; j < 4; ++j) p[g] = f_fma(x.values[j], mine.terms[i + j], p[g]);
       }
     }
     if (t % 2 == 1) {
@@ -309,10 +310,19 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
     const HalfChunk& mine = halves[t & 1];
 #pragma unroll
     for (int i = 0; i < kHalf; i += 4) {
+      const int32_t first = t % 2 * kHalf + i;
+      if (first + 4 <= begin || first >= end) continue;
 #pragma unroll
       for (int g = 0; g < G; ++g) {
-        const int32_t first = t % 2 * kHalf + i;
         const Quad w = *(const Quad*)(at.weights + g * kGroup + first);
+        if (first >= begin && first + 4 <= end) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (t < 2) l[g] = PlainSum::step(w.values[j], l[g]);
+            o[g][t / 2] = f_fma(w.values[j], mine.terms[i + j], o[g][t / 2]);
+          }
+          continue;
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (first + j < begin || first + j >= end) continue;
@@ -345,31 +355,34 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
   }
   see_all();
   VOX_BARRIER();
-  if (VOX_LOCAL == 0) at.magnitudes[0] = arrived(at.counters + row * args.kv_heads + kv_head);
+  if (VOX_LOCAL == 0) at.magnitudes[0] = arrived(at.counters + row * sets + set);
   VOX_BARRIER();
   if (at.magnitudes[0] != count - 1) return;
-  if (VOX_LOCAL == 0) at.counters[row * args.kv_heads + kv_head] = 0;
+  if (VOX_LOCAL == 0) at.counters[row * sets + set] = 0;
   see_all();
+  for (int32_t k = 0; k < count; ++k) {
+    const bool is_first = k == 0;
+    float m_block[G], l_block[G], o_block[G][kChannels];
 #pragma unroll
-  for (int g = 0; g < G; ++g) {
-    const float* all = at.parts + (row * args.heads + head + g) * args.blocks_per_sequence * part;
-    for (int32_t k = 0; k < count; ++k) {
-      const volatile float* other = all + k * part;
-      const float m_block = other[width], l_block = other[width + 1];
-      const bool is_first = k == 0;
-      const Shares shares = shares_of(is_first ? m_block : m[g], m_block);
+    for (int g = 0; g < G; ++g) {
+      const float* other = at.parts + ((row * args.heads + head + g) * args.blocks_per_sequence + k) * part;
+      m_block[g] = early(other + width);
+      l_block[g] = early(other + width + 1);
 #pragma unroll
-      for (int i = 0; i < kChannels; ++i) {
-        const int32_t c = VOX_LOCAL + i * kGroup;
-        if (c >= width) continue;
-        const float o_block = other[c];
-        o[g][i] = is_first ? o_block : block_folded(o[g][i], shares.old_share, o_block, shares.new_share);
-      }
-      l[g] = is_first ? l_block : block_folded(l[g], shares.old_share, l_block, shares.new_share);
+      for (int i = 0; i < C; ++i) o_block[g][i] = early(other + channel(i, width));
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      const Shares shares = shares_of(is_first ? m_block[g] : m[g], m_block[g]);
+#pragma unroll
+      for (int i = 0; i < C; ++i)
+        o[g][i] = is_first ? o_block[g][i] : block_folded(o[g][i], shares.old_share, o_block[g][i], shares.new_share);
+      l[g] = is_first ? l_block[g] : block_folded(l[g], shares.old_share, l_block[g], shares.new_share);
       m[g] = shares.m;
     }
-    attended(at, args, head + g, o[g], l[g]);
   }
+#pragma unroll
+  for (int g = 0; g < G; ++g) attended(at, args, head + g, o[g], l[g]);
 }
 
 }  // namespace VOX_ISA
@@ -395,8 +408,6 @@ VOX_STEP_ATTEND(1, 1)
 VOX_STEP_ATTEND(2, 1)
 VOX_STEP_ATTEND(4, 1)
 VOX_STEP_ATTEND(1, 2)
-VOX_STEP_ATTEND(2, 2)
-VOX_STEP_ATTEND(4, 2)
 #undef VOX_STEP_ATTEND
 
 // --- the highest logit -------------------------------------------------------------------------------------------

@@ -3,6 +3,13 @@
 // launches and memory. Each kernel starts while the one before it ends (`wait_for_inputs`), and has its first
 // weights on their way by then: weights are no one's output.
 
+// A kernel of which a multiprocessor shall run so many groups at once: a bound on registers.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define VOX_KERNEL_AT_ONCE(groups, name) extern "C" __global__ __launch_bounds__(kGroup, groups) void name
+#else
+#define VOX_KERNEL_AT_ONCE(groups, name) extern "C" __global__ void name
+#endif
+
 namespace vox {
 namespace VOX_ISA {
 
@@ -28,7 +35,26 @@ CANON Piece streamed(const Piece* from) {
 #endif
 }
 
+// On its way into the second cache.
+CANON void expected(const void* line) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#endif
+}
+
+// What threads of one warp wrote before is there for the others.
+CANON void warp_barrier() {
+#if defined(__CUDA_ARCH__)
+  __syncwarp();
+#else
+  VOX_BARRIER();
+#endif
+}
+
 enum {
+  kAhead = 2,                    // rounds of chunks that are asked for before the inputs are there
+  kRowStaged8 = kGroup / 8 * kStride,
+  kRowStaged16 = kGroup / 16 * kStride,
   kNormChunks = 48,              // of a row that it norms
   kNormStaged = kNormChunks * kStride,
   kNormStagedQuads = kNormStaged / 4,
@@ -71,6 +97,13 @@ struct StepHalves {
     for (int i = 0; i < 16; ++i)
       if (8 * i < left) to.pieces[i] = streamed(w + i * 8);
   }
+  // The eight outputs' chunk is 16 lines of 128 bytes, two for each of their threads.
+  CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    if (columns - chunk * (int32_t)kChunk < (int32_t)kChunk) return;
+    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * pieces, columns / 8);
+    expected(w + n % 8 * 8);
+    expected(w + n % 8 * 8 + 64);
+  }
   // `x`: the chunk's terms.
   template <class X>
   CANON float dot(const Loaded& w, X x, int32_t left) {
@@ -107,6 +140,10 @@ struct StepCodes {
       to.pieces[2 * b + 1] = streamed(w + 16 * b + 8);
     }
     to.scales = *(const FourScales*)d;  // there is room for four, always
+  }
+  CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    if (columns / 32 - 4 * chunk < 4) return;
+    expected((which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * 8, columns / 16) + n % 8 * 8);
   }
   // `codes`, `scales`: of the chunk's four blocks.
   template <class C, class S>
@@ -287,12 +324,33 @@ CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to
 }
 
 // Where a row's terms come from, for each kind of weight.
+template <int T>
 struct RowOfFloats {
   const float* x;
+  float* staged;  // a chunk for each slice; a warp has those of its own slices
+  struct Ahead {
+    Quad quads[32 / T];
+  };
   CANON void prepare(const RowOfFloats&, const StepArgs&) {}
+  // A warp reads its chunks side by side, one quad a thread and chunk; `v` is the thread's own chunk.
+  CANON void fetch(const RowOfFloats& in, const StepArgs& args, int32_t v, Ahead& to) {
+    const int32_t first = v - VOX_LOCAL % 32 / T;
+#pragma unroll
+    for (int i = 0; i < 32 / T; ++i) {
+      const int32_t k = (first + i) * (int32_t)kChunk + VOX_LOCAL % 32 * 4;
+      if (k < args.columns) to.quads[i] = *(const Quad*)(in.x + k);
+    }
+  }
+  CANON void put(const RowOfFloats& in, const Ahead& from) {
+    warp_barrier();
+#pragma unroll
+    for (int i = 0; i < 32 / T; ++i)
+      *(Quad*)(in.staged + (VOX_LOCAL / 32 * (32 / T) + i) * kStride + VOX_LOCAL % 32 * 4) = from.quads[i];
+    warp_barrier();
+  }
   template <class H>
   CANON float dot(const RowOfFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
-    return StepHalves<H>::dot(w, in.x + (int64_t)c * kChunk, columns - c * (int32_t)kChunk);
+    return StepHalves<H>::dot(w, in.staged + VOX_LOCAL / T * kStride, columns - c * (int32_t)kChunk);
   }
 };
 struct NormedFloats {
@@ -302,6 +360,9 @@ struct NormedFloats {
   CANON void prepare(const NormedFloats& in, const StepArgs& args) {
     staged_norm(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
   }
+  struct Ahead {};
+  CANON void fetch(const NormedFloats&, const StepArgs&, int32_t, Ahead&) {}
+  CANON void put(const NormedFloats&, const Ahead&) {}
   template <class H>
   CANON float dot(const NormedFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
     return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk);
@@ -311,6 +372,9 @@ struct RowOfCodes {
   const int8_t* codes;
   const float* scales;
   CANON void prepare(const RowOfCodes&, const StepArgs&) {}
+  struct Ahead {};
+  CANON void fetch(const RowOfCodes&, const StepArgs&, int32_t, Ahead&) {}
+  CANON void put(const RowOfCodes&, const Ahead&) {}
   template <class H>
   CANON float dot(const RowOfCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
     return StepCodes::dot(w, in.codes + (int64_t)c * kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
@@ -325,6 +389,9 @@ struct NormedCodes {
     NormedFloats::prepare(in.row, args);
     staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
   }
+  struct Ahead {};
+  CANON void fetch(const NormedCodes&, const StepArgs&, int32_t, Ahead&) {}
+  CANON void put(const NormedCodes&, const Ahead&) {}
   template <class H>
   CANON float dot(const NormedCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
     return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
@@ -341,14 +408,24 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
   const bool is_gate = args.mode >= kSiluGate;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
   typename F::Loaded loaded;
+  typename In::Ahead ahead;
   int32_t v = VOX_LOCAL / T;
   if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
+#pragma unroll
+  for (int i = 1; i <= kAhead; ++i) {
+    const int32_t then = v + i * (kGroup / T);
+    if (then < all) F::expect(weights, is_gate ? then / chunks : at.which, n, then % chunks, args.columns);
+  }
   wait_for_inputs();
   In::prepare(in, args);
-  while (v < all) {
-    partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns);
+  In::fetch(in, args, v, ahead);
+  // As many rounds for every thread: there are barriers in them.
+  for (int32_t first = 0; first < all; first += kGroup / T) {
+    In::put(in, ahead);
+    if (v < all) partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns);
     v += kGroup / T;
     if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
+    In::fetch(in, args, v, ahead);
   }
   step_end<T>(args, at, to, partials, exchange);
 }
@@ -359,7 +436,7 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
 // Buffers of every step kernel. `side` is the norm's weight, or the scales of codes x; d0, d1, d2 are the scales
 // of quantised weights. What a kernel does not use may be any buffer.
 #define VOX_STEP_KERNEL(name, X)                                                                                        \
-  VOX_KERNEL(name)(VOX_IN(X, x, 0), VOX_IN(float, side, 1), VOX_IN(Piece, w0, 2), VOX_IN(Piece, w1, 3),                 \
+  VOX_KERNEL_AT_ONCE(4, name)(VOX_IN(X, x, 0), VOX_IN(float, side, 1), VOX_IN(Piece, w0, 2), VOX_IN(Piece, w1, 3),                 \
                    VOX_IN(Piece, w2, 4), VOX_IN(uint16_t, d0, 5), VOX_IN(uint16_t, d1, 6), VOX_IN(uint16_t, d2, 7),     \
                    VOX_IN(float, residual, 8), VOX_OUT(float, out0, 9), VOX_OUT(float, out1, 10),                       \
                    VOX_OUT(float, out2, 11), VOX_OUT(int8_t, out_codes, 12), VOX_OUT(float, out_scales, 13),            \
@@ -379,7 +456,8 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
 #define VOX_STEP_HALVES(suffix, H, rows_T, normed_T)                                                             \
   VOX_STEP_KERNEL(vox_step_##suffix##_##rows_T, float) {                                                         \
     VOX_STEP_SHARED(kRowPartials);                                                                               \
-    const RowOfFloats row = {x + VOX_GROUP_Y * args.columns};                                                    \
+    VOX_SHARED float staged[kRowStaged##rows_T];                                                                 \
+    const RowOfFloats<rows_T> row = {x + VOX_GROUP_Y * args.columns, staged};                                    \
     step_linear<StepHalves<H>, H, rows_T>(args, {w0, w1, w2}, row, to, partials, exchange);                      \
   }                                                                                                              \
   VOX_STEP_KERNEL(vox_step_normed_##suffix##_##normed_T, float) {                                                \

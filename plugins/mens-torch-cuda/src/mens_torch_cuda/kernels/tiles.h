@@ -14,6 +14,8 @@ struct TileArgs {  // group (outputs of one of three weights, rows)
   int32_t mode;  // kStore or kAddResidual
 };
 
+enum { kExpected = 16 };  // stages of weights that are asked for in advance
+
 struct alignas(16) Bytes16 {
   uint32_t words[4];
 };
@@ -139,6 +141,12 @@ struct Tiles {
     for (int32_t i = VOX_LOCAL; i < kN; i += kGroup)
       sent<Blocks * 2>(to + codes_bytes + weight_bytes + x_scale_bytes + i * Blocks * 2, at.d + scale_at(at.n + i, first, at.blocks));
   }
+  // The weights of a stage, on their way into the second cache.
+  CANON void expect_weights(const Place& at, int32_t first) {
+    if (first + Blocks > at.blocks) return;
+    for (int32_t i = VOX_LOCAL; i < kN / 8 * Blocks * 2; i += kGroup)
+      expected(at.weight + piece_at(at.n + i / (Blocks * 2) * 8, 2 * first + i % (Blocks * 2), 2 * at.blocks));
+  }
   CANON void send_rows(const TileIn& in, const TileArgs& args, const Place& at, uint8_t* to, int32_t first) {
     const int32_t left = at.blocks - first, count = left < Blocks ? left : Blocks;
     for (int32_t i = VOX_LOCAL; i < kM * Blocks * 2; i += kGroup) {
@@ -174,6 +182,7 @@ struct Tiles {
 #pragma unroll
     for (int s = 0; s < Stages - 1; ++s)
       if (s < rounds) send_weights(at, shared + s * stage, s * Blocks);
+    for (int s = Stages - 1; s < kExpected && s < rounds; ++s) expect_weights(at, s * Blocks);
     wait_for_inputs();
 #pragma unroll
     for (int s = 0; s < Stages - 1; ++s) {
@@ -195,6 +204,7 @@ struct Tiles {
         uint8_t* to = shared + next % Stages * stage;
         send_weights(at, to, next * Blocks);
         send_rows(in, args, at, to, next * Blocks);
+        expect_weights(at, (round + kExpected) * Blocks);
       }
       end_of_stage();
       const uint8_t* codes = shared + round % Stages * stage;
@@ -266,15 +276,16 @@ struct Tiles {
 
 typedef Tiles<1, 4, 1, 1, 4, 4> Tiles16;   // 16 x 32
 typedef Tiles<1, 4, 2, 1, 4, 4> Tiles32;   // 32 x 32
+typedef Tiles<2, 2, 1, 1, 4, 4> TilesThin;  // 32 x 16: for few outputs
 typedef Tiles<1, 4, 4, 1, 4, 3> Tiles64;   // 64 x 32
 typedef Tiles<1, 4, 4, 2, 2, 4> TilesMany;  // 64 x 64
-enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesMany = TilesMany::all };
+enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesThin = TilesThin::all, kTilesMany = TilesMany::all };
 
 }  // namespace VOX_ISA
 }  // namespace vox
 
-#define VOX_STEP_TILES(name)                                                                                        \
-  VOX_KERNEL(vox_step_tiles_q8_0_##name)(                                                                           \
+#define VOX_STEP_TILES(name, at_once)                                                                                        \
+  VOX_KERNEL_AT_ONCE(at_once, vox_step_tiles_q8_0_##name)(                                                                           \
       VOX_IN(int8_t, codes, 0), VOX_IN(float, scales, 1), VOX_IN(Piece, w0, 2), VOX_IN(Piece, w1, 3),               \
       VOX_IN(Piece, w2, 4), VOX_IN(uint16_t, d0, 5), VOX_IN(uint16_t, d1, 6), VOX_IN(uint16_t, d2, 7),              \
       VOX_IN(float, residual, 8), VOX_OUT(float, out0, 9), VOX_OUT(float, out1, 10), VOX_OUT(float, out2, 11),      \
@@ -284,8 +295,9 @@ enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all
     const TileIn in = {codes, scales, w0, w1, w2, d0, d1, d2, residual, out0, out1, out2, faults0, faults1, faults2}; \
     Tiles##name::run(in, args, (uint8_t*)(Bytes16*)shared);                                                         \
   }
-VOX_STEP_TILES(16)
-VOX_STEP_TILES(32)
-VOX_STEP_TILES(64)
-VOX_STEP_TILES(Many)
+VOX_STEP_TILES(16, 4)
+VOX_STEP_TILES(32, 3)
+VOX_STEP_TILES(Thin, 4)
+VOX_STEP_TILES(64, 3)
+VOX_STEP_TILES(Many, 2)
 #undef VOX_STEP_TILES

@@ -1,0 +1,68 @@
+"""What the device does where memory runs out, with a driver that is not there."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from vox_plugin_api.backend import BackendError  # noqa: E402
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A `CudaDevice` whose torch has one GPU of 100 bytes, none free, and whose driver has no function."""
+    driver = ModuleType("cuda.bindings.driver")
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = driver
+    for name, module in (
+        ("cuda", ModuleType("cuda")),
+        ("cuda.bindings", bindings),
+        ("cuda.bindings.driver", driver),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "mens_torch_cuda.device", raising=False)
+    from mens_torch_cuda.device import CudaDevice
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60)
+    made = CudaDevice.__new__(CudaDevice)
+    made._is_capturing = False
+    yield made
+    sys.modules.pop("mens_torch_cuda.device", None)
+
+
+def out_of_memory(*args, **kwargs):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_no_room_is_a_typed_error_with_what_was_asked_and_what_is_free(device, monkeypatch):
+    monkeypatch.setattr(torch, "empty", out_of_memory)
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with pytest.raises(BackendError, match="no room for 4096 bytes") as caught:
+        device.empty(4096)
+    error = caught.value.error
+    assert error.code == "out-of-device-memory"
+    assert error.facts == {
+        "needed_bytes": 4096, "free_bytes": 0, "total_bytes": 100, "held_by_this_worker_bytes": 60,
+    }  # fmt: skip
+    assert emptied, "what torch keeps for later was not given back before"
+
+
+def test_what_torch_keeps_for_later_is_given_back_before_a_request_fails(device, monkeypatch):
+    tries = []
+
+    def second_time(*args, **kwargs):
+        tries.append(args)
+        if len(tries) == 1:
+            out_of_memory()
+        return SimpleNamespace(nbytes=8)
+
+    monkeypatch.setattr(torch, "empty", second_time)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert device.empty(8).nbytes == 8
+    assert len(tries) == 2
