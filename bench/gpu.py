@@ -1,6 +1,7 @@
-"""Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, beside what bounds them.
+"""Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, and what bounds them.
 
-    python bench/gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers] [--out bench/results]
+    python bench/gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers]
+                        [--out bench/results]
 
 Models of Qwen3's shapes with weights drawn by Philox; nothing is read from a disk. A decode step is one whole
 step of the model with the choice of its token, as a worker runs it. The copy bandwidth and, with
@@ -98,7 +99,7 @@ def prefill_tokens_per_s(model: Model, prompts: int, length: int, rounds: int) -
 
 
 def engine_tokens_per_s(model: Model) -> dict[str, float]:
-    """Requests at once through the engine: all tokens of the answers over the time from the first to the last."""
+    """Requests at once through the engine: all tokens of the answers, over the time from first to last."""
     blocks = CONCURRENT * 2
     engine = Engine(
         model.ops,
