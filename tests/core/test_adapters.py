@@ -65,6 +65,13 @@ def test_matrices_are_numbered_in_the_bytewise_order_of_their_keys():
     assert made.parameters == 12 * 4 * (40 + 64) + 4 * (40 + 97)
 
 
+def test_the_embedding_takes_no_update_and_the_error_says_what_does():
+    with pytest.raises(BackendError) as caught:
+        plan(["embed_tokens"])
+    assert caught.value.error.code == "adapter-target"
+    assert "lm_head is the head alone" in caught.value.error.remedy
+
+
 def test_names_are_those_that_peft_writes_for_a_causal_model():
     made = plan(["layers.1.self_attn.q_proj", "layers.10.mlp.down_proj", "lm_head"])
     assert made.shapes == {

@@ -115,5 +115,6 @@ def _no_such_target(target: str, linears: Mapping[str, tuple[int, int]]) -> Back
         "adapter-target",
         f"no linear layer of this model is called {target!r}{hint}; nothing was done",
         facts={"target": target, "known": known},
-        remedy=f"Targets are {', '.join(known)}, or whole names such as {next(iter(linears))!r}.",
+        remedy=f"Targets are {', '.join(known)}, or whole names such as {next(iter(linears))!r}."
+        + (" Of tied embeddings, lm_head is the head alone." if target == "embed_tokens" else ""),
     )
