@@ -100,12 +100,38 @@ def test_a_run_without_weights_says_what_is_missing(run: RunDirectory, tmp_path:
     error = refusal(run.path)
     assert (error.exit_code, error.code) == (2, "run-incomplete")
     assert dict(error.facts)["missing"] == ["adapter_model.safetensors"]
+    assert "lacks adapter_model.safetensors" in error.message
     begun = a_run(tmp_path / "begun")
     error = refusal(begun.path)
     assert dict(error.facts)["missing"] == [
         "adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json",
     ]  # fmt: skip
     assert "--resume" in str(error.remedy)
+
+
+def test_a_file_that_is_gone_or_can_not_be_read_is_named(run: RunDirectory) -> None:
+    template = run.chat_template.rename(run.path / "elsewhere")
+    assert dict(refusal(run.path).facts)["missing"] == ["chat_template.jinja"]
+    run.chat_template.mkdir()
+    error = refusal(run.path)
+    assert error.code == "run-unreadable"
+    assert str(run.chat_template) in error.message
+    run.chat_template.rmdir()
+    template.rename(run.chat_template)
+    assert open_adapter(run.path).name == "tools"
+
+
+def test_a_template_that_is_no_text(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    run.chat_template.write_bytes(b"\xff")
+    checkpoint, _ = a_checkpoint(run.checkpoint(3))
+    publish_adapter(run, checkpoint, some_facts())
+    assert refusal(run.path).code == "chat-template-encoding"
+
+
+def test_the_current_folder_has_a_name(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.checkpoints)
+    assert open_adapter(Path("..")).name == "tools"
 
 
 def test_what_is_no_run_at_all(tmp_path: Path) -> None:
@@ -136,6 +162,7 @@ def test_the_manifest_is_strict() -> None:
         {"layer_order": ["lm_head", "lm_head"]},
         {"numerics": {"mode": "roughly", "version": 13}},
         {"adapter_digest": "AB" * 32},
+        {"files": {"../elsewhere": {"sha256": "0" * 64, "size_bytes": 1}}},
     ):
         with pytest.raises(ValidationError):
             AdapterManifest.model_validate({**whole, **change})

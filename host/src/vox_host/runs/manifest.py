@@ -34,6 +34,15 @@ _CHANGED = "adapter-manifest-changed"
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+PublishedName = Annotated[
+    str,
+    Field(
+        pattern=r"^(adapter_model\.safetensors|adapter_config\.json|tokenizer\.json|config\.json"
+        r"|chat_template\.jinja)$"
+    ),
+]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -133,7 +142,7 @@ class AdapterManifest(AdapterFacts):
 
     kind: Literal["vox-host adapter"] = "vox-host adapter"
     version: Literal[3] = 3
-    files: dict[str, FileRecord]
+    files: dict[PublishedName, FileRecord]
     """adapter_model.safetensors and adapter_config.json, and those of `layout.BESIDE` that were there."""
     manifest_digest: Hex | None = None
     """SHA-256 of this file's text with null here."""

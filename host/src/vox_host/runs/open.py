@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
@@ -11,7 +11,6 @@ from vox_host.runs.layout import (
     ADAPTER_CONFIG,
     ADAPTER_MANIFEST,
     ADAPTER_MODEL,
-    BESIDE,
     CHAT_TEMPLATE,
     PUBLISHED,
     RUN_JSON,
@@ -29,6 +28,8 @@ Reader = Callable[[Path], AdapterSource | None]
 """Reads a folder of a layout that is not ours; None: it isn't of that layout."""
 
 READERS: tuple[Reader, ...] = (read_older_folder, read_peft_folder)
+
+_WHOLE = (ADAPTER_MODEL, ADAPTER_CONFIG, ADAPTER_MANIFEST)
 
 _TRIES = 20
 """How often a run is read again that someone publishes to meanwhile; a publish takes longer than a read."""
@@ -75,16 +76,18 @@ def read_verified(path: Path) -> tuple[Path, AdapterManifest]:
     for _ in range(_TRIES):
         folder = path / PUBLISHED if (path / PUBLISHED).is_dir() else path
         data = b""
+        expected: tuple[str, ...] = _WHOLE
         try:
             data = (folder / ADAPTER_MANIFEST).read_bytes()
             manifest = parse_manifest(data, folder / ADAPTER_MANIFEST)
+            expected = tuple(manifest.files)
             _verify(path, folder, manifest)
         except (VoxError, OSError) as error:
             # The same manifest twice in the same place: it is not that someone publishes meanwhile.
             if seen == (folder, data):
                 if isinstance(error, VoxError):
                     raise
-                raise _incomplete(path) from None
+                raise _unreadable(path, expected, error) from None
             seen = (folder, data)
             continue
         return folder, manifest
@@ -114,7 +117,13 @@ def _open_run(path: Path) -> AdapterSource:
     folder, manifest = read_verified(path)
     template = None
     if CHAT_TEMPLATE in manifest.files:
-        template = (path / CHAT_TEMPLATE).read_text("utf-8")
+        try:
+            template = (path / CHAT_TEMPLATE).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelError(
+                "chat-template-encoding",
+                f"{path / CHAT_TEMPLATE} is not UTF-8 text (byte {error.start}); nothing was loaded",
+            ) from None
     keys = [key for layer in manifest.layer_order for key in adapter_keys(layer)]
     return AdapterSource(
         folder=path,
@@ -155,11 +164,22 @@ def _verify(path: Path, folder: Path, manifest: AdapterManifest) -> None:
             )
 
 
-def _incomplete(path: Path) -> ModelError:
-    names = (ADAPTER_MODEL, ADAPTER_CONFIG, ADAPTER_MANIFEST, *BESIDE[:2])
-    missing = [name for name in names if not (path / name).exists()]
+def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> ModelError:
+    if isinstance(error, FileNotFoundError):
+        return _incomplete(path, expected)
+    return ModelError(
+        "run-unreadable",
+        f"{error.filename or path} can't be read: {error.strerror or error}; nothing was loaded",
+        facts=[("path", str(error.filename or path))],
+    )
+
+
+def _incomplete(path: Path, expected: Sequence[str] = _WHOLE) -> ModelError:
+    missing = [name for name in expected if not (path / name).exists()]
     is_run = (path / RUN_JSON).exists()
     what = "has no adapter yet" if is_run else "holds no adapter that can be read"
+    if ADAPTER_MANIFEST not in missing and expected is not _WHOLE:
+        what = f"lacks {', '.join(missing)}, which its adapter was published with"
     return ModelError(
         "run-incomplete",
         f"{path} {what}; nothing was loaded",

@@ -42,7 +42,8 @@ class AdapterSource:
     @property
     def name(self) -> str:
         """What a served model is called: the folder's name."""
-        return self.folder.absolute().name
+        path = self.folder.absolute()
+        return path.resolve().name if path.name == ".." else path.name
 
     def params(self) -> AdapterParams:
         """Return what a worker is told."""
