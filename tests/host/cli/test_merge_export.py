@@ -69,19 +69,19 @@ def facts(done) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_run_becomes_a_model_that_is_imported_and_served(lane, tmp_path):
+def test_a_run_becomes_a_model_that_is_imported_and_served(lane, here, tmp_path):
     out = tmp_path / "merged"
     merged = facts(lane.run("merge", tmp_path / "tuned", "--out", out, "--name", "tuned", "--json"))
     assert (merged["base"], merged["out"], merged["name"]) == ("base", str(out), "tuned")
     assert merged["is_untied"] is True and len(merged["matrices"]) == 3
-    shown = facts(lane.run("model", "show", "tuned", "--json"))
+    shown = json.loads(here("model", "show", "tuned", "--json")[1])
     assert shown["digest"] == merged["digest"]
     assert shown["merged_from"] == {
         "base_digest": merged["model_digest"],
         "adapter_digest": merged["adapter_digest"],
     }
     # The folder is the same model, under any name.
-    imported = facts(lane.run("model", "import", out, "--name", "again", "--accept-license", "--json"))
+    imported = json.loads(here("model", "import", "merged", "--name", "b", "--accept-license", "--json")[1])
     assert imported["digest"] == merged["digest"]
     answered = facts(lane.run("generate", "--model", "tuned", "--prompt", "a", "--max-tokens", "2", "--json"))
     assert answered["adapter"] is None

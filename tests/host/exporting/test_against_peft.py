@@ -80,9 +80,8 @@ def bound_of(base, family, adapter):
     ("family", "options"),
     [
         ("gemma3", {"target_modules": "all-linear"}),
-        ("gemma3", {"target_modules": ["o_proj"], "use_rslora": True, "layers_to_transform": [1]}),
-        ("qwen3", {"target_modules": ["q_proj", "k_proj", "down_proj"], "lora_dropout": 0.1}),
-        ("qwen3", {"target_modules": r".*layers\.1\.mlp\.(up|gate)_proj", "init_lora_weights": "gaussian"}),
+        ("qwen3", {"target_modules": ["q_proj", "up_proj"], "use_rslora": True, "layers_to_transform": [1]}),
+        ("qwen3", {"target_modules": r".*layers\.1\.mlp\.(up|gate)_proj", "lora_dropout": 0.1}),
         ("qwen3", {"target_modules": ["lm_head", "v_proj"]}),
     ],
 )  # fmt: skip
