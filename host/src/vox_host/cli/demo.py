@@ -39,6 +39,7 @@ def demo(
     constraint: Annotated[
         Path | None, typer.Option("--constraint", help="A file that pins the plugin's dependencies.")
     ] = None,
+    no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the second act.")] = False,
     started: Annotated[
         float | None,
         typer.Option("--started", help="When the whole began, in seconds since 1970; by default now."),
@@ -67,10 +68,10 @@ def demo(
     with serving(MODEL) as port:
         _ask(port)
     print_line("    stopped")
-    run = second_act(MODEL, load_settings().home / "runs")
+    run = None if no_training else second_act(MODEL, load_settings().home / "runs")
     print_line(f"    the whole demo took {time.time() - began:.0f} s{_COUNTED if started else ''}")
     command = Path(sys.argv[0]).parent / "vox-host"
-    print_line(f"\nNext: {command} serve --model {run}\n      {command} serve --model {MODEL}")
+    print_line(f"\nNext: {command} serve --model {run or MODEL}")
 
 
 def _step(title: str, *arguments: str, may_fail: bool = False) -> None:

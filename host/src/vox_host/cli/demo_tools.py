@@ -99,6 +99,10 @@ def _train(model: str, runs: Path) -> Path:
             process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
+    except KeyboardInterrupt:
+        # The terminal has told it too; what it saves is not to be cut short.
+        process.wait(STOP_LIMIT_S)
+        raise
     status = process.wait()
     if status not in (0, 128 + signal.SIGINT):
         # The command has said what went wrong; its status is ours.
