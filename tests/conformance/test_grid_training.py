@@ -201,8 +201,8 @@ MISTAKES = (
         "a chunk's last term left out": (
             "linear_backward/q4_k/17x129x3",
             (
-                "n - args.first, column, args.columns, count);",
-                "n - args.first, column, args.columns, count - 1);",
+                "n - args.first, column, args, count);",
+                "n - args.first, column, args, count - 1);",
             ),
         ),
         "the loss's share not taken off": (

@@ -194,19 +194,26 @@ def _cases() -> dict[str, Callable[[Ops], Arrays]]:
     cases: dict[str, Callable[[Ops], Arrays]] = {}
     samples = count(2000, 20)
     for format_ in FLOAT_FORMATS:
-        for rows, outputs, columns in ((1, 1, 1), (3, 129, 127), (1, 130, 128), (2, 7, 129), (5, 16, 640)):
+        for rows, outputs, columns in (
+            (1, 1, 1),
+            (3, 129, 127),
+            (1, 130, 128),
+            (2, 7, 129),
+            (5, 16, 640),
+            (17, 129, 300),
+        ):
             shape = f"{rows}x{outputs}x{columns}"
             cases[f"linear/{format_}/{shape}"] = partial(
                 _linear, next(samples), format_, rows, outputs, columns
             )
     for format_ in BLOCKS_OF_32:
-        for rows, outputs, columns in ((1, 1, 32), (3, 129, 96), (1, 5, 128), (2, 33, 544)):
+        for rows, outputs, columns in ((1, 1, 32), (3, 129, 96), (1, 5, 128), (2, 33, 544), (17, 129, 160)):
             shape = f"{rows}x{outputs}x{columns}"
             cases[f"linear/{format_}/{shape}"] = partial(
                 _linear, next(samples), format_, rows, outputs, columns
             )
     for format_ in SUPER_BLOCKS:
-        for rows, outputs, columns in ((1, 1, 256), (3, 129, 512), (2, 33, 1280)):
+        for rows, outputs, columns in ((1, 1, 256), (3, 129, 512), (2, 33, 1280), (17, 129, 512)):
             shape = f"{rows}x{outputs}x{columns}"
             cases[f"linear/{format_}/{shape}"] = partial(
                 _linear, next(samples), format_, rows, outputs, columns

@@ -11,17 +11,15 @@ import numpy as np
 
 from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import alike
-from mens_core.grid_ops import GridOps
+from mens_core.grid_ops import TALL, GridOps
 from mens_core.grid_tensors import GridKvCache, GridRotaryTable, GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints
 from mens_core.training_ops import AttentionSaved
 
-__all__ = ["PIECE", "TALL", "GridBackwardOps"]
+__all__ = ["PIECE", "GridBackwardOps"]
 
-TALL = 16
-"""Rows that a group of a product makes: kTall of args.h."""
 PIECE = 1 << 24
 """Weights that are dequantised at once, or those of one chunk of outputs."""
 _SIDE = 8

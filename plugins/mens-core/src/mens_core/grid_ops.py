@@ -16,7 +16,10 @@ from mens_core.grid_weights import GridMatrix, check_finite, load_matrix, stored
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints, Ops, StoredTensor
 
-__all__ = ["GridKvCache", "GridOps", "GridRotaryTable", "GridTensor", "MakeAngles"]
+__all__ = ["GridKvCache", "GridOps", "GridRotaryTable", "GridTensor", "MakeAngles", "TALL"]
+
+TALL = 16
+"""Rows of a product that a group makes side by side: kTall of args.h."""
 
 
 class GridOps(GridChoosing, Ops):
@@ -243,6 +246,15 @@ class GridOps(GridChoosing, Ops):
     def _launch_linear(
         self, activations: tuple[Buffer, ...], rows: int, weight: Any, name: str
     ) -> GridTensor:
+        if rows >= TALL and weight.rows >= GROUP:
+            out = self._new(rows, weight.rows)
+            self._run(
+                f"vox_linear_tall_{weight.format}",
+                (*activations, weight.buffer, out.buffer, self._flags(name, rows)),
+                constants(rows, weight.columns, weight.rows, 0, weight.columns),
+                (weight.rows, -(-rows // TALL)),
+            )
+            return out
         return self._rows(
             f"vox_linear_{weight.format}",
             (*activations, weight.buffer),

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.dropout_rate import DropoutRate
-from mens_core.grid_backward_ops import TALL
 from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import alike
-from mens_core.grid_ops import GridOps
+from mens_core.grid_ops import TALL, GridOps
 from mens_core.grid_tensors import GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP

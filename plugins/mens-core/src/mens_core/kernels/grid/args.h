@@ -33,6 +33,21 @@ struct LinearArgs {  // thread (output, row)
   int32_t columns;
 };
 
+enum {
+  kTall = 16,         // rows of a product that a group makes side by side
+  kTallChunk = 2048,  // kTall of kChunk terms
+  kTallCodes = 4096,  // kTall of the codes of a super-block
+  kTallScales = 64,   // kTall of the scales of a chunk
+};
+
+struct TallArgs {  // group (columns, kTall rows); in the order of the result
+  int32_t rows;
+  int32_t terms;    // of a row of the left side
+  int32_t columns;  // of the result
+  int32_t first;    // of the terms whose weights are there: whole chunks, unless they are the last
+  int32_t end;
+};
+
 struct QuantiseArgs {  // thread (block of a row, row)
   int32_t columns;
 };
@@ -85,20 +100,10 @@ struct TokenWeightsArgs {  // thread element
 // --- training ----------------------------------------------------------------------------------
 
 enum {
-  kTall = 16,  // rows of a product that a group makes side by side
-  kTallChunk = 2048,  // kTall of kChunk terms
   kSide = 8,  // queries or keys that a group of attention's backward takes side by side
   kSideBlock = 1024,  // kSide by the kBlock positions of a block
   kPiece = 32,  // terms of a chunk that a group reads at once
   kPieces = 4224,  // kPiece of kGroup chunks, each with one place more
-};
-
-struct LinearBackwardArgs {  // group (columns, kTall rows)
-  int32_t rows;
-  int32_t outputs;  // of a row of dy
-  int32_t columns;
-  int32_t first;  // of the outputs whose weights are there: whole chunks, unless they are the last
-  int32_t end;
 };
 
 struct ProductsArgs {  // group (wide columns, kTall tall ones of an example)

@@ -6,3 +6,4 @@
 #include "norm.h"
 #include "quantised.h"
 #include "rope.h"
+#include "tall_linear.h"
