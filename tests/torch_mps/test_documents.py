@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_mps.check_metal import NotedChecks, certificate, file_name
+
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "plugins/mens-torch-mps/src/mens_torch_mps/kernels"
 CERTIFICATES = ROOT / "docs/certificates"
@@ -41,34 +43,43 @@ def test_the_workflow_says_that_it_never_ran():
     assert (ROOT / ".github/workflows/macos.yml").read_text().startswith("# NEVER RUN YET.")
 
 
-def script(*arguments):
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.run(
-        [sys.executable, ROOT / "tests/torch_mps/check_metal.py", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.mark.skipif(
     sys.platform == "darwin", reason="this machine may have an Apple GPU: make test-metal is for it"
 )
 def test_make_test_metal_says_that_it_ran_nothing():
     before = set(CERTIFICATES.iterdir())
-    done = script()
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/torch_mps/check_metal.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("SKIPPED: the lane needs macOS, and this is Linux")
     assert "no check of the Metal lane was run, and no certificate was written" in done.stdout
     assert set(CERTIFICATES.iterdir()) == before
 
 
-def test_a_certificate_of_the_cpu_says_so(tmp_path, library):
-    out = tmp_path / "certificate.json"
-    done = script("--on-cpu", "--layers", "0", "--only", "quick", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads(out.read_text())
-    assert facts["execution"] == "executed on CPU, not on Apple hardware"
-    assert (facts["verdict"], [check["passed"] for check in facts["checks"]]) == ("partial", [True])
-    assert {"chip", "os_build", "compiler", "numerics_version"} <= facts.keys()
+def test_a_certificate_says_what_ran_where(started):
+    ready = started()
+    for only, fails, verdict in (([], False, "bitwise"), ([], True, "failed"), (["first"], False, "partial")):
+        checks = NotedChecks(only)
+        checks.run("first", lambda: "35 cases")
+
+        def second(fails=fails):
+            assert not fails, "element 3 differs"
+            return "2 models"
+
+        checks.run("second", second)
+        facts = json.loads(json.dumps(certificate(ready, checks)))
+        assert facts["verdict"] == verdict
+        assert facts["execution"] == "executed on CPU, not on Apple hardware"
+        assert facts["checks"][0] == {"name": "first", "passed": True, "said": "35 cases"}
+        assert [check["name"] for check in facts["checks"]] == ["first"] + ["second"] * (not only)
+        assert {"chip", "os_build", "compiler", "numerics_version"} <= facts.keys()
+    nothing = NotedChecks([])
+    assert certificate(ready, nothing)["verdict"] == "failed", (
+        "nothing that was compared is nothing that holds"
+    )
+    assert file_name({"chip": "Apple M4 Pro", "os_build": "24F74"}) == "metal-apple-m4-pro-24f74.json"
