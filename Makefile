@@ -13,7 +13,7 @@ WHEELS_STAMP := wheels/.built
 NATIVE_FILES := $(shell find plugins/mens-cpu-ref/native plugins/mens-core/src/mens_core/kernels -type f 2>/dev/null)
 PYTHON_FILES := $(shell find plugin-api/src host/src plugins/*/src -name '*.py' -o -name '*.toml' -path '*/src/*' 2>/dev/null)
 
-.PHONY: help demo first-act demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda
+.PHONY: help demo first-act demo-file test lint types unit wheels native clean bench lanes mutants test-cuda bench-cuda test-metal
 
 help:
 	@echo "make demo    set up, install the CPU lane, import a real model, serve it, train an adapter, compare both"
@@ -21,6 +21,7 @@ help:
 	@echo "make wheels  build every distribution into wheels/"
 	@echo "make bench   measure against llama.cpp and the machine's limits"
 	@echo "make test-cuda, make bench-cuda   the CUDA lane beside the CPU lane, and its speed; without a GPU they say so"
+	@echo "make test-metal   the Metal lane beside the CPU lane on a Mac, with a certificate; elsewhere it says so"
 	@echo "make lanes   scalar reference, AVX2, AVX-512 and emulated aarch64 on the demo model: one table of hashes"
 	@echo "make mutants change each class of kernel line once and see the vectors notice; an hour"
 
@@ -104,6 +105,11 @@ mutants: native
 CUDA_PYTHON ?= $(or $(wildcard .venv-cuda/bin/python),$(PYTHON))
 test-cuda:
 	@$(CUDA_PYTHON) tests/gpu/check_lane.py
+
+# In a Python for arm64 that has torch. Example: make test-metal METAL_PYTHON=/opt/torch/bin/python
+METAL_PYTHON ?= $(or $(wildcard .venv-metal/bin/python),$(PYTHON))
+test-metal:
+	@$(METAL_PYTHON) tests/torch_mps/check_metal.py
 
 bench-cuda:
 	@$(CUDA_PYTHON) bench/gpu.py --out bench/results

@@ -11,7 +11,11 @@ from pathlib import Path
 __all__ = ["ROOT", "describe_distributions", "use_sources"]
 
 ROOT = Path(__file__).parents[2]
-_PLUGINS = {"mens-cpu-ref": "mens_cpu_ref", "mens-torch-cuda": "mens_torch_cuda"}
+_PLUGINS = {
+    "mens-cpu-ref": "mens_cpu_ref",
+    "mens-torch-cuda": "mens_torch_cuda",
+    "mens-torch-mps": "mens_torch_mps",
+}
 
 
 def use_sources() -> None:

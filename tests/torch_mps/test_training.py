@@ -18,7 +18,7 @@ from vox_plugin_api.backend import BackendInfo
 
 CONFIG = a_config(rank=3, dropout=0.25)
 BEGIN = t.TrainBeginParams(adapter=CONFIG.adapter, optimizer=CONFIG.optimizer, seed=5)
-EXAMPLES = some_examples((9, 131, 4))
+EXAMPLES = some_examples((9, 21, 4))
 
 
 def results(case, ops):
@@ -85,7 +85,7 @@ def steps(backend, path):
 @pytest.mark.parametrize("family", BY_FAMILY)
 def test_steps_and_answers_are_the_cpu_lane_s(started, library, family, tmp_path, monkeypatch):
     monkeypatch.setattr(plugin, "version", lambda name: "1.0.0")
-    path = write_model(tmp_path, {**BY_FAMILY[family], "num_hidden_layers": 2})
+    path = write_model(tmp_path, {**BY_FAMILY[family], "num_hidden_layers": 1})
     found = steps(plugin.backend_on(started()), path)
     assert found == steps(the_cpu_lane(library), path)
     assert len({line for line in found if "adapter_digest" in line}) >= 2, "each step is another adapter"

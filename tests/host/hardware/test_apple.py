@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vox_host.hardware.apple import SYSCTL_NAMES, gpu_refusal
+from vox_host.hardware.apple import SYSCTL_NAMES, describe_mac, gpu_refusal
 from vox_host.hardware.budget import device_budget_bytes
 from vox_host.hardware.probe import probe_system
 from vox_host.hardware.system import System
@@ -129,6 +129,14 @@ def test_the_desktop_s_reserve_is_kept_of_all_memory(tmp_path):
         machine.devices[0], machine.memory, unified_reserve_bytes=20 * GIB, vram_safety=0.88
     )
     assert large == 0
+
+
+def test_what_a_certificate_says_of_a_mac(tmp_path):
+    probe(tmp_path, M4_PRO, BUSY)
+    system = System(root=tmp_path, environ={"PATH": str(tmp_path)}, os="macos", arch="aarch64")
+    assert describe_mac(system) == {"chip": "Apple M4 Pro", "model": "Mac16,8", "os_build": "24F74"}
+    nothing = System(root=tmp_path / "none", environ={"PATH": ""}, os="macos", arch="aarch64")
+    assert describe_mac(nothing) == {}
 
 
 def test_a_limit_that_the_user_raised(tmp_path):

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fixtures.tiny_home import add_tiny_model
+from vox_host.errors import PluginError
+from vox_host.hardware.system import System
 from vox_host.manifest import load_manifest
+from vox_host.parity.run import find_candidate
 from vox_host.resolution.known import KNOWN, why_not_here
 
 ROOT = Path(__file__).parents[3]
@@ -19,6 +22,12 @@ MANIFESTS = {path.parents[2].name: path for path in ROOT.glob("plugins/*/src/*/P
 
 def test_what_is_known_is_what_the_manifests_say():
     assert {name: tuple(load_manifest(path)[0].requires.os) for name, path in MANIFESTS.items()} == KNOWN
+
+
+def test_parity_says_it_too(monkeypatch):
+    monkeypatch.setattr("vox_host.parity.run.System", lambda: System(os="linux"))
+    with pytest.raises(PluginError, match="it needs macos, and this is linux; nothing was started"):
+        find_candidate([], "mens-torch-mps")
 
 
 def test_only_where_it_can_never_run():
@@ -40,11 +49,6 @@ def test_only_where_it_can_never_run():
         ),
         (
             ("generate", "--plugin", "mens-torch-mps", "--model", "gemma3", "--prompt", "x"),
-            3,
-            'plugin "mens-torch-mps" can\'t run here: it needs macos, and this is linux; nothing was started',
-        ),
-        (
-            ("parity", "--plugin", "mens-torch-mps", "--model", "gemma3"),
             3,
             'plugin "mens-torch-mps" can\'t run here: it needs macos, and this is linux; nothing was started',
         ),

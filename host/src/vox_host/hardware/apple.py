@@ -11,7 +11,7 @@ import re
 from vox_host.hardware.record import Cpu, Device, Memory, Problem
 from vox_host.hardware.system import System
 
-__all__ = ["gpu_refusal", "parse_sysctl", "parse_vm_stat", "probe_apple"]
+__all__ = ["describe_mac", "gpu_refusal", "parse_sysctl", "parse_vm_stat", "probe_apple"]
 
 SYSCTL_NAMES = (
     "hw.memsize", "hw.pagesize", "hw.logicalcpu", "machdep.cpu.brand_string", "sysctl.proc_translated",
@@ -72,6 +72,15 @@ def gpu_refusal(sysctl: dict[str, str]) -> str | None:
     if sysctl.get("kern.hv_vmm_present") == "1" or model.startswith("VirtualMac"):
         return "this is a virtual machine, whose GPU is paravirtual; run on macOS itself"
     return None
+
+
+def describe_mac(system: System) -> dict[str, str]:
+    """Return what a certificate must say of this Mac: chip, model, and the system's build, which is the
+    version of Metal's driver and compiler. What the system does not tell is left out."""
+    program = system.find_program("sysctl", also=("usr/sbin",))
+    said = parse_sysctl(system.run(program, *SYSCTL_NAMES).text) if program else {}
+    names = {"chip": "machdep.cpu.brand_string", "model": "hw.model", "os_build": "kern.osversion"}
+    return {what: said[name] for what, name in names.items() if said.get(name)}
 
 
 def probe_apple(system: System) -> tuple[Cpu, Memory, list[Device], list[Problem]]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vox_host.errors import UsageError
+from vox_host.hardware.apple import describe_mac
+from vox_host.hardware.system import System
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.training import Taken, TrainingParting
 
@@ -122,5 +124,10 @@ def parse_certificate(
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what this machine says of itself: an observation."""
-    return {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}
+    """Return what this machine says of itself: an observation.
+
+    On a Mac also chip and system build, which is the version of Metal's driver and compiler.
+    """
+    facts = {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}
+    system = System()
+    return {**facts, **describe_mac(system)} if system.os == "macos" else facts

@@ -72,6 +72,8 @@ def find_gpu(environment: Mapping[str, str]) -> Gpu:
 def look() -> Sight:
     """Ask the system and torch."""
     system, machine, macos = platform.system(), platform.machine(), platform.mac_ver()[0]
+    if system != "Darwin":  # torch would be seconds for nothing
+        return Sight(system, machine, macos)
     try:
         import torch
     except (ImportError, OSError) as problem:

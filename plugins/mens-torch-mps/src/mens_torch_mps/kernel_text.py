@@ -12,7 +12,7 @@ _OWN = ("chunked.h", "write.h", "tripwires.h")
 
 
 def metal_source() -> str:
-    """Return the kernels that serve, as Metal's compiler gets them; ASCII, since torch hands that over."""
+    """Return the kernels that serve, as the compiler gets them; ASCII, as torch hands a text over as that."""
     own = resources.files("mens_torch_mps").joinpath("kernels")
     return grid_source("metal", "serving") + "".join(
         own.joinpath(name).read_text(encoding="ascii") for name in _OWN

@@ -1,0 +1,85 @@
+"""What the documents say of the Metal lane is what is here: lines of its own, certificates, a workflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_mps.check_metal import NotedChecks, certificate, file_name
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "plugins/mens-torch-mps/src/mens_torch_mps/kernels"
+CERTIFICATES = ROOT / "docs/certificates"
+
+
+def code_lines(path):
+    lines = path.read_text().splitlines()
+    return sum(1 for line in lines if line.strip() and not line.lstrip().startswith("//"))
+
+
+def test_the_documented_count_of_the_lane_s_own_lines_is_true():
+    counts = {path.stem: code_lines(path) for path in KERNELS.glob("*.h")}
+    row = (
+        f"| Metal, for speed and for checks | {sum(counts.values())} | `mens_torch_mps/kernels`: "
+        f"{counts['chunked']} that share an output among a SIMD group, {counts['write']} of uploads, "
+        f"{counts['tripwires']} of tripwires |"
+    )
+    assert row in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_nothing_is_certified_that_was_not_run_on_a_gpu():
+    found = [json.loads(path.read_text()) for path in CERTIFICATES.glob("metal-*.json")]
+    assert not [facts for facts in found if facts["execution"] or facts["verdict"] == "partial"]
+    says_none = "**There is none so far.**" in (CERTIFICATES / "README.md").read_text()
+    assert says_none == (not found), "the page says whether there are certificates"
+
+
+def test_the_workflow_says_that_it_never_ran():
+    assert (ROOT / ".github/workflows/macos.yml").read_text().startswith("# NEVER RUN YET.")
+
+
+@pytest.mark.skipif(
+    sys.platform == "darwin", reason="this machine may have an Apple GPU: make test-metal is for it"
+)
+def test_make_test_metal_says_that_it_ran_nothing():
+    before = set(CERTIFICATES.iterdir())
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/torch_mps/check_metal.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("SKIPPED: the lane needs macOS, and this is Linux")
+    assert "no check of the Metal lane was run, and no certificate was written" in done.stdout
+    assert set(CERTIFICATES.iterdir()) == before
+
+
+def test_a_certificate_says_what_ran_where(started):
+    ready = started()
+    for only, fails, verdict in (([], False, "bitwise"), ([], True, "failed"), (["first"], False, "partial")):
+        checks = NotedChecks(only)
+        checks.run("first", lambda: "35 cases")
+
+        def second(fails=fails):
+            assert not fails, "element 3 differs"
+            return "2 models"
+
+        checks.run("second", second)
+        facts = json.loads(json.dumps(certificate(ready, checks)))
+        assert facts["verdict"] == verdict
+        assert facts["execution"] == "executed on CPU, not on Apple hardware"
+        assert facts["checks"][0] == {"name": "first", "passed": True, "said": "35 cases"}
+        assert [check["name"] for check in facts["checks"]] == ["first"] + ["second"] * (not only)
+        assert {"chip", "os_build", "compiler", "numerics_version"} <= facts.keys()
+    nothing = NotedChecks([])
+    assert certificate(ready, nothing)["verdict"] == "failed", (
+        "nothing that was compared is nothing that holds"
+    )
+    assert file_name({"chip": "Apple M4 Pro", "os_build": "24F74"}) == "metal-apple-m4-pro-24f74.json"
