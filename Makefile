@@ -49,10 +49,11 @@ $(WHEELS_STAMP): $(HOST_STAMP) $(NATIVE_FILES) $(PYTHON_FILES) $(wildcard plugin
 	@rm -rf wheels && mkdir -p wheels
 	@$(PIP) wheel --no-deps --wheel-dir wheels ./plugin-api ./host ./plugins/mens-core
 	@$(BIN)/vox-host plugin pack --path plugins/mens-cpu-ref --out wheels/mens-cpu-ref
+	@$(BIN)/vox-host plugin pack --path plugins/mens-torch-cuda --out wheels/mens-torch-cuda
 	@touch $@
 
 wheels: $(WHEELS_STAMP)
-	@ls -l wheels wheels/mens-cpu-ref
+	@ls -l wheels wheels/mens-cpu-ref wheels/mens-torch-cuda
 
 $(TEST_STAMP): $(HOST_STAMP) tests/requirements.txt
 	@echo "==> installing test tools into $(VENV)"

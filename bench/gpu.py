@@ -1,7 +1,6 @@
-"""Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, and what bounds them.
+"""Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, beside its limits.
 
-    python bench/gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers]
-                        [--out bench/results]
+    python bench/gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers] [--out FOLDER]
 
 Models of Qwen3's shapes with weights drawn by Philox; nothing is read from a disk. A decode step is one whole
 step of the model with the choice of its token, as a worker runs it. The copy bandwidth and, with
@@ -42,7 +41,7 @@ from vox_plugin_api.backend import BackendError  # noqa: E402
 from vox_plugin_api.messages import SamplingParams  # noqa: E402
 
 COPIED = 2 << 30
-CONTEXT, STEPS, VOCABULARY = 128, 32, 151936
+CONTEXT, STEPS, VOCABULARY = 160, 32, 151936
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {"0.6b": (QWEN3_06B, 28), "8b": (QWEN3_8B, 36)}
 PREFILLS = ((1, 512), (4, 2048))
 CONCURRENT, ANSWER = 64, 48
@@ -71,9 +70,9 @@ def drawn_prompts(count: int, length: int) -> list[list[int]]:
 
 def decode_tokens_per_s(model: Model, batch: int, rounds: int) -> float:
     """The median of the rounds; the first of them warms up."""
-    ops, speeds = model.ops, []
+    ops, speeds, cache = model.ops, [], model.new_cache(2 * batch)
     for _ in range(rounds + 1):
-        cache, sequences = model.new_cache(2 * batch), Sequences()
+        sequences = Sequences()
         for number, prompt in enumerate(drawn_prompts(batch, CONTEXT - 3)):
             model.forward(sequences.step([(number, prompt)]), cache)
         tokens = np.zeros(batch, np.int32)
@@ -99,7 +98,7 @@ def prefill_tokens_per_s(model: Model, prompts: int, length: int, rounds: int) -
 
 
 def engine_tokens_per_s(model: Model) -> dict[str, float]:
-    """Requests at once through the engine: all tokens of the answers, over the time from first to last."""
+    """Requests at once through the engine: tokens of the answers over the time from first to last."""
     blocks = CONCURRENT * 2
     engine = Engine(
         model.ops,
@@ -164,8 +163,8 @@ def measure(given: argparse.Namespace, started: Started, name: str, weight_forma
     if "1" in result["decode"]:
         result["share_of_limit"] = result["decode"]["1"] / limit
     for prompts, length in PREFILLS:
-        if given.no_prefill or (weight_format == "bf16" and name == "8b" and length > 512):
-            continue  # 20 s a round, of no use beside the figure of 512
+        if given.no_prefill or (weight_format == "bf16" and length > 512):
+            continue  # up to 20 s a round, of no use beside the figure of 512
         result["prefill"][f"{prompts}x{length}"] = prefill_tokens_per_s(
             model, prompts, length, min(given.rounds, 1)
         )
@@ -186,6 +185,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--no-prefill", action="store_true")
     parser.add_argument("--transformers", action="store_true", help="the same shapes with transformers, bf16")
+    parser.add_argument("--name", default=f"cuda-{datetime.now(UTC):%Y-%m-%d}", help="of the file")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     given = parser.parse_args()
     try:
@@ -201,7 +201,7 @@ def main() -> int:
         "copy_gb_per_s": copy,
         "models": {},
     }
-    target = given.out / f"cuda-{datetime.now(UTC):%Y-%m-%d}.json"
+    target = given.out / f"{given.name}.json"
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.shapes:
         for weight_format in given.formats:

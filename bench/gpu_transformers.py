@@ -38,6 +38,7 @@ def measure_transformers(shape: Mapping[str, Any], layers: int, batches: list[in
             torch.cuda.synchronize()
             speeds.append(PROMPTS * LENGTH / (time.perf_counter() - began))
         result["prefill"] = {f"{PROMPTS}x{LENGTH}": float(np.median(speeds[1:]))}
+        print(f"transformers, prefill: {result['prefill']}", flush=True)
         for batch in batches:
             step = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True, dynamic=False)
             cache = transformers.StaticCache(config=config, max_cache_len=256)

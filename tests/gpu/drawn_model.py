@@ -1,7 +1,8 @@
 """A model of any shape whose weights are drawn where they are used: nothing is written, nothing is sent.
 
-The numbers are those of `shape_model.write_shape`: a pool drawn by Philox, read round and round by each.
-On a GPU the pool is sent once a tensor and repeated there; on a CPU lane the same bytes are made in memory.
+The numbers are those of `shape_model.write_shape`: a pool drawn by Philox, read round and round by each
+tensor. On a GPU the pool is sent once a tensor and repeated there; on a CPU lane the same bytes are made in
+memory.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def drawn_model(
 
 
 def weight_bytes_of(config: ModelConfig, weight_format: str) -> tuple[int, int]:
-    """Bytes of all weights, and of those a token reads: all but an embedding that is not the output too."""
+    """Bytes of all weights, and of those that a token reads: all but an embedding that is only that."""
     tensors = dict(drawn_tensors(config, weight_format))
     every = sum(drawn.nbytes for drawn in tensors.values())
     is_tied = "lm_head.weight" not in tensors

@@ -134,6 +134,7 @@ INEXACT = [
     "fma.rn.f16x2 \t%r7, %r1, %r2, %r3;",
     "atom.global.add.f32 \t%f7, [%rd1], %f1;",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 \t{%f1}, {%r1}, {%r2}, {%f1};",
+    "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32 \t{%r1}, {%r2}, {%r3}, {%r1};",
 ]
 
 
@@ -146,6 +147,11 @@ def test_an_instruction_that_is_not_exact_refuses_the_lane(tmp_path: Path, line)
     (found,) = error.facts["found"]["vox_silu_gate"]
     assert line.removeprefix("@!%p3 ").startswith(found)
     assert not list(tmp_path.iterdir())
+
+
+def test_integer_products_of_the_tensor_cores_are_exact():
+    line = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 \t{%r1}, {%r2}, {%r3}, {%r1};"
+    assert forbidden_instructions(in_kernel(line)) == {}
 
 
 def test_a_fused_operation_where_the_source_has_none_is_found():

@@ -18,7 +18,7 @@ _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
 _TILES = (("16", 16, 32), ("32", 32, 32), ("64", 64, 32), ("Many", 64, 64))
 """Of kernels/tiles.h: name, rows and outputs of a group; the last for any number of rows."""
-_THIN = ("Thin", 32, 16)
+_THIN, _WIDE = ("Thin", 32, 16), ("Wide", 32, 64)
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _ENOUGH = 264
@@ -158,8 +158,9 @@ class Launcher:
             outs = [self._made(end.outputs[0])]
         outputs = [weight.rows for weight in weights]
         name, high, wide = next(tile for tile in _TILES if rows <= tile[1] or tile is _TILES[-1])
-        if 16 < rows <= 32 and sum(outputs) < _ENOUGH * wide:
-            name, high, wide = _THIN
+        if 16 < rows <= 32:
+            few, many = sum(outputs) < _ENOUGH * wide, sum(outputs) >= _ENOUGH * 2 * wide
+            name, high, wide = _THIN if few else _WIDE if many else (name, high, wide)
         buffers = (
             *(codes.codes, codes.scales),
             *_filled([weight.buffers[0] for weight in weights], none),

@@ -26,8 +26,6 @@ __all__ = ["Capturing", "Places", "Recording", "Recordings", "padded_batch"]
 MOST_ROWS = 64
 """A step of more rows is mostly arithmetic, and no step is like another."""
 _MOST_RECORDINGS = 64
-_TABLE_STEP = 16
-"""Block tables are as wide as a multiple of this: a sequence that grows seldom needs another recording."""
 _ALIGNED = 4
 
 
@@ -73,9 +71,9 @@ class Places:
         sizes = [_room(array.size) for array in _arrays(batch)]
         whole = device.empty(4 * sum(sizes))
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = (device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True))
-        positions, sequences, block_tables, token_ids, logit_rows = parts
-        return cls(positions, sequences, block_tables, token_ids, logit_rows, whole)
+        parts = [device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)]
+        positions, of_rows, tables, tokens, logit_rows = parts
+        return cls(positions, of_rows, tables, tokens, logit_rows, whole)
 
     def fill(self, device: Capturing, batch: Batch) -> None:
         """Copy a batch there."""
@@ -179,7 +177,8 @@ class Recordings:
 def padded_batch(batch: Batch) -> Batch:
     """The same batch with block tables of a width that many batches share."""
     sequences, width = batch.block_tables.shape
-    wide = -(-width // _TABLE_STEP) * _TABLE_STEP
+    # A power of two: a sequence that grows seldom needs another recording, and few groups find no block.
+    wide = 1 << (width - 1).bit_length()
     tables = np.full((sequences, wide), -1, np.int32)
     tables[:, :width] = batch.block_tables
     return replace(batch, block_tables=tables)

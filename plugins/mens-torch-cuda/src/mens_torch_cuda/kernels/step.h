@@ -104,13 +104,25 @@ struct StepHalves {
     expected(w + n % 8 * 8);
     expected(w + n % 8 * 8 + 64);
   }
-  // `x`: the chunk's terms.
+  // Where a later chunk of the thread lies, and how many of its terms there are: none, or fewer than a chunk's.
+  struct Next {
+    const Piece* w;
+    int32_t left;
+  };
+  CANON Next next(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    return {(which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * pieces, columns / 8),
+            columns - chunk * (int32_t)kChunk};
+  }
+  // `x`: the chunk's terms. Each piece makes room for one of the next chunk as soon as it is used, so that there
+  // are always as many on their way.
   template <class X>
-  CANON float dot(const Loaded& w, X x, int32_t left) {
+  CANON float dot(Loaded& w, X x, int32_t left, const Next& next) {
     float p = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < 16; ++i) {
       if (8 * i < left) p = HalvesOf<H>::eight(w.pieces[i], x + 8 * i, p);
+      if (8 * i < next.left) w.pieces[i] = streamed(next.w + i * 8);
+    }
     return p;
   }
 };
@@ -145,21 +157,35 @@ struct StepCodes {
     if (columns / 32 - 4 * chunk < 4) return;
     expected((which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * 8, columns / 16) + n % 8 * 8);
   }
+  struct Next {
+    const Piece* w;
+    const uint16_t* d;
+    int32_t left;
+  };
+  CANON Next next(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    return {(which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * 8, columns / 16),
+            (which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2) + scale_at(n, 4 * chunk, columns / 32),
+            columns / 32 - 4 * chunk};
+  }
   // `codes`, `scales`: of the chunk's four blocks.
   template <class C, class S>
-  CANON float dot(const Loaded& w, C codes, S scales, int32_t left) {
+  CANON float dot(Loaded& w, C codes, S scales, int32_t left, const Next& next) {
     float p = 0.0f;
+    const FourScales d = w.scales;
+    if (next.left > 0) w.scales = *(const FourScales*)next.d;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      if (b >= left) continue;
       int32_t dot = 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Piece a = *(const Piece*)(codes + 32 * b + 16 * half);
+        if (b < left) {
+          const Piece a = *(const Piece*)(codes + 32 * b + 16 * half);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) dot = dot4(w.pieces[2 * b + half].words[i], a.words[i], dot);
+          for (int i = 0; i < 4; ++i) dot = dot4(w.pieces[2 * b + half].words[i], a.words[i], dot);
+        }
+        if (b < next.left) w.pieces[2 * b + half] = streamed(next.w + 16 * b + 8 * half);
       }
-      p = block_chained(p, f16_widened(w.scales.values[b]), scales[b], dot);
+      if (b < left) p = block_chained(p, f16_widened(d.values[b]), scales[b], dot);
     }
     return p;
   }
@@ -331,6 +357,7 @@ struct RowOfFloats {
   struct Ahead {
     Quad quads[32 / T];
   };
+  CANON void expect(const RowOfFloats&, const StepArgs&) {}
   CANON void prepare(const RowOfFloats&, const StepArgs&) {}
   // A warp reads its chunks side by side, one quad a thread and chunk; `v` is the thread's own chunk.
   CANON void fetch(const RowOfFloats& in, const StepArgs& args, int32_t v, Ahead& to) {
@@ -349,14 +376,18 @@ struct RowOfFloats {
     warp_barrier();
   }
   template <class H>
-  CANON float dot(const RowOfFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
-    return StepHalves<H>::dot(w, in.staged + VOX_LOCAL / T * kStride, columns - c * (int32_t)kChunk);
+  CANON float dot(const RowOfFloats& in, typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns,
+                  const typename StepHalves<H>::Next& next) {
+    return StepHalves<H>::dot(w, in.staged + VOX_LOCAL / T * kStride, columns - c * (int32_t)kChunk, next);
   }
 };
 struct NormedFloats {
   const float *x, *norm;
   float *staged, *sums;
   int32_t* faults;
+  CANON void expect(const NormedFloats& in, const StepArgs& args) {
+    for (int32_t i = VOX_LOCAL * 32; i < args.columns; i += kGroup * 32) expected(in.norm + i);
+  }
   CANON void prepare(const NormedFloats& in, const StepArgs& args) {
     staged_norm(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
   }
@@ -364,20 +395,22 @@ struct NormedFloats {
   CANON void fetch(const NormedFloats&, const StepArgs&, int32_t, Ahead&) {}
   CANON void put(const NormedFloats&, const Ahead&) {}
   template <class H>
-  CANON float dot(const NormedFloats& in, const typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns) {
-    return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk);
+  CANON float dot(const NormedFloats& in, typename StepHalves<H>::Loaded& w, int32_t c, int32_t columns,
+                  const typename StepHalves<H>::Next& next) {
+    return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk, next);
   }
 };
 struct RowOfCodes {
   const int8_t* codes;
   const float* scales;
+  CANON void expect(const RowOfCodes&, const StepArgs&) {}
   CANON void prepare(const RowOfCodes&, const StepArgs&) {}
   struct Ahead {};
   CANON void fetch(const RowOfCodes&, const StepArgs&, int32_t, Ahead&) {}
   CANON void put(const RowOfCodes&, const Ahead&) {}
   template <class H>
-  CANON float dot(const RowOfCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
-    return StepCodes::dot(w, in.codes + (int64_t)c * kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
+  CANON float dot(const RowOfCodes& in, StepCodes::Loaded& w, int32_t c, int32_t columns, const StepCodes::Next& next) {
+    return StepCodes::dot(w, in.codes + (int64_t)c * kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
   }
 };
 struct NormedCodes {
@@ -385,6 +418,7 @@ struct NormedCodes {
   int8_t* codes;
   float* scales;
   int32_t* magnitudes;
+  CANON void expect(const NormedCodes& in, const StepArgs& args) { NormedFloats::expect(in.row, args); }
   CANON void prepare(const NormedCodes& in, const StepArgs& args) {
     NormedFloats::prepare(in.row, args);
     staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
@@ -393,8 +427,8 @@ struct NormedCodes {
   CANON void fetch(const NormedCodes&, const StepArgs&, int32_t, Ahead&) {}
   CANON void put(const NormedCodes&, const Ahead&) {}
   template <class H>
-  CANON float dot(const NormedCodes& in, const StepCodes::Loaded& w, int32_t c, int32_t columns) {
-    return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c);
+  CANON float dot(const NormedCodes& in, StepCodes::Loaded& w, int32_t c, int32_t columns, const StepCodes::Next& next) {
+    return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
   }
 };
 
@@ -409,23 +443,33 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
   typename F::Loaded loaded;
   typename In::Ahead ahead;
-  int32_t v = VOX_LOCAL / T;
-  if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
-#pragma unroll
-  for (int i = 1; i <= kAhead; ++i) {
-    const int32_t then = v + i * (kGroup / T);
-    if (then < all) F::expect(weights, is_gate ? then / chunks : at.which, n, then % chunks, args.columns);
+  // A thread's chunks in turn, beginning somewhere else in each group: groups that go hand in hand would ask the
+  // same part of the memory for the same place of their rows. The order of the sums is that of `partials`.
+  const int32_t slices = kGroup / T, rounds = (all + slices - 1) / slices, begin = (int32_t)(VOX_GROUP_X % rounds);
+  auto chunk_of = [&](int32_t round) { return VOX_LOCAL / T + (round + begin) % rounds * slices; };
+  auto of_weights = [&](int32_t v) { return is_gate ? v / chunks : at.which; };
+  int32_t v = chunk_of(0);
+  if (v < all) F::load(loaded, weights, of_weights(v), n, v % chunks, args.columns);
+  for (int32_t i = 1; i <= kAhead && i < rounds; ++i) {
+    const int32_t then = chunk_of(i);
+    if (then < all) F::expect(weights, of_weights(then), n, then % chunks, args.columns);
   }
+  In::expect(in, args);
   wait_for_inputs();
   In::prepare(in, args);
   In::fetch(in, args, v, ahead);
   // As many rounds for every thread: there are barriers in them.
-  for (int32_t first = 0; first < all; first += kGroup / T) {
+  for (int32_t round = 0; round < rounds; ++round) {
     In::put(in, ahead);
-    if (v < all) partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns);
-    v += kGroup / T;
-    if (v < all) F::load(loaded, weights, is_gate ? v / chunks : at.which, n, v % chunks, args.columns);
-    In::fetch(in, args, v, ahead);
+    const int32_t then = round + 1 < rounds ? chunk_of(round + 1) : all;
+    typename F::Next next = {};
+    if (then < all) next = F::next(weights, of_weights(then), n, then % chunks, args.columns);
+    if (round + 1 < rounds) In::fetch(in, args, then, ahead);
+    if (v < all)
+      partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns, next);
+    else if (then < all)  // the last turn of the slices, where not all have a chunk, may come first
+      F::load(loaded, weights, of_weights(then), n, then % chunks, args.columns);
+    v = then;
   }
   step_end<T>(args, at, to, partials, exchange);
 }

@@ -53,17 +53,9 @@ struct TileOutputs {
   uint32_t words[2];
 };
 CANON TileRows tile_rows(const uint8_t* rows, int pitch) {
-  TileRows to = {{0, 0, 0, 0}};
-#if defined(__CUDA_ARCH__)
   const int lane = VOX_LOCAL % 32;
-  const uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + (lane % 16) * pitch + lane / 16 * 16);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[2]), "=r"(to.words[3])
-               : "r"(at));
-#else
-  (void)rows, (void)pitch;
-#endif
-  return to;
+  const uint8_t *first = rows + lane / 4 * pitch + lane % 4 * 4, *second = first + 8 * pitch;
+  return {{*(const uint32_t*)first, *(const uint32_t*)second, *(const uint32_t*)(first + 16), *(const uint32_t*)(second + 16)}};
 }
 CANON TileOutputs tile_outputs(const uint8_t* outputs) {
   const int lane = VOX_LOCAL % 32;
@@ -80,8 +72,7 @@ CANON FourDots tile_dots(const TileRows& a, const TileOutputs& b, const uint8_t*
   int32_t c[4];
 #if defined(__CUDA_ARCH__)
   (void)rows, (void)pitch, (void)outputs;
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
       : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b.words[0]), "r"(b.words[1]), "r"(base));
 #else
@@ -124,6 +115,11 @@ struct Tiles {
     all = stage * Stages / 16,
   };
 
+  template <class E>
+  struct alignas(Blocks * sizeof(E)) Several {
+    E values[Blocks];
+  };
+
   struct Place {
     const Piece* weight;
     const uint16_t* d;
@@ -131,35 +127,71 @@ struct Tiles {
     int32_t blocks;
   };
 
-  CANON void send_weights(const Place& at, uint8_t* to, int32_t first) {
-    const int32_t left = at.blocks - first, count = left < Blocks ? left : Blocks;
-    for (int32_t i = VOX_LOCAL; i < kN * Blocks * 2; i += kGroup) {
-      const int32_t eight = i / (Blocks * 16), piece = i % (Blocks * 16) / 8;
-      if (piece < 2 * count)
-        sent<16>(to + codes_bytes + i * 16, at.weight + piece_at(at.n + eight * 8 + i % 8, 2 * first + piece, 2 * at.blocks));
+  enum {
+    kOfRows = (kM * Blocks * 2 + kGroup - 1) / kGroup,     // pieces a thread sends in a stage
+    kOfWeights = (kN * Blocks * 2 + kGroup - 1) / kGroup,
+    kOfScales = (kM * Blocks + kGroup - 1) / kGroup,
+  };
+  // What a thread sends of the first stage; of the next one, the same further on.
+  struct Sends {
+    const int8_t* codes[kOfRows];
+    const float* scales[kOfScales];
+    const Piece* weights[kOfWeights];
+    const uint16_t* d;
+  };
+
+  CANON void find(const TileIn& in, const TileArgs& args, const Place& at, Sends& to) {
+#pragma unroll
+    for (int s = 0; s < kOfRows; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      const int64_t row = at.row + i / (Blocks * 2), from = row < args.rows ? row : args.rows - 1;
+      to.codes[s] = in.codes + from * args.columns + i % (Blocks * 2) * 16;
     }
-    for (int32_t i = VOX_LOCAL; i < kN; i += kGroup)
-      sent<Blocks * 2>(to + codes_bytes + weight_bytes + x_scale_bytes + i * Blocks * 2, at.d + scale_at(at.n + i, first, at.blocks));
+#pragma unroll
+    for (int s = 0; s < kOfScales; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      const int64_t row = at.row + i / Blocks, from = row < args.rows ? row : args.rows - 1;
+      to.scales[s] = in.scales + from * at.blocks + i % Blocks;
+    }
+#pragma unroll
+    for (int s = 0; s < kOfWeights; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      to.weights[s] = at.weight + piece_at(at.n + i / (Blocks * 16) * 8 + i % 8, i % (Blocks * 16) / 8, 2 * at.blocks);
+    }
+    to.d = at.d + scale_at(at.n + VOX_LOCAL, 0, at.blocks);
+  }
+  // `first`: the stage's first block.
+  CANON void send_weights(const Place& at, const Sends& from, uint8_t* to, int32_t first) {
+#pragma unroll
+    for (int s = 0; s < kOfWeights; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      if (i < kN * Blocks * 2 && 2 * first + i % (Blocks * 16) / 8 < 2 * at.blocks)
+        sent<16>(to + codes_bytes + i * 16, from.weights[s] + (int64_t)first * 16);
+    }
+    // Four blocks' scales of an output lie together, and there is room for four, always.
+    if (VOX_LOCAL < kN)
+      sent<Blocks * 2>(to + codes_bytes + weight_bytes + x_scale_bytes + VOX_LOCAL * Blocks * 2,
+                       from.d + first / 4 * 32 + first % 4);
+  }
+  CANON void send_rows(const Place& at, const Sends& from, uint8_t* to, int32_t first) {
+#pragma unroll
+    for (int s = 0; s < kOfRows; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      if (i < kM * Blocks * 2 && 2 * first + i % (Blocks * 2) < 2 * at.blocks)
+        sent<16>(to + i / (Blocks * 2) * pitch + i % (Blocks * 2) * 16, from.codes[s] + (int64_t)first * 32);
+    }
+#pragma unroll
+    for (int s = 0; s < kOfScales; ++s) {
+      const int32_t i = VOX_LOCAL + s * kGroup;
+      if (i < kM * Blocks && first + i % Blocks < at.blocks)
+        sent<4>(to + codes_bytes + weight_bytes + i * 4, from.scales[s] + first);
+    }
   }
   // The weights of a stage, on their way into the second cache.
   CANON void expect_weights(const Place& at, int32_t first) {
     if (first + Blocks > at.blocks) return;
     for (int32_t i = VOX_LOCAL; i < kN / 8 * Blocks * 2; i += kGroup)
       expected(at.weight + piece_at(at.n + i / (Blocks * 2) * 8, 2 * first + i % (Blocks * 2), 2 * at.blocks));
-  }
-  CANON void send_rows(const TileIn& in, const TileArgs& args, const Place& at, uint8_t* to, int32_t first) {
-    const int32_t left = at.blocks - first, count = left < Blocks ? left : Blocks;
-    for (int32_t i = VOX_LOCAL; i < kM * Blocks * 2; i += kGroup) {
-      const int32_t row = i / (Blocks * 2), piece = i % (Blocks * 2);
-      const int64_t from = at.row + row < args.rows ? at.row + row : args.rows - 1;
-      if (piece < 2 * count)
-        sent<16>(to + row * pitch + piece * 16, in.codes + from * args.columns + (int64_t)first * 32 + piece * 16);
-    }
-    for (int32_t i = VOX_LOCAL; i < kM * Blocks; i += kGroup) {
-      const int64_t row = at.row + i / Blocks, from = row < args.rows ? row : args.rows - 1;
-      if (i % Blocks < count)
-        sent<4>(to + codes_bytes + weight_bytes + i * 4, in.scales + from * at.blocks + first + i % Blocks);
-    }
   }
 
   CANON void run(const TileIn& in, const TileArgs& args, uint8_t* shared) {
@@ -178,15 +210,17 @@ struct Tiles {
     }
     const Place at = {which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2, which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2,
                       group * kN, VOX_GROUP_Y * kM, args.columns / 32};
+    Sends sends;
+    find(in, args, at, sends);
     const int32_t rounds = (at.blocks + Blocks - 1) / Blocks;
 #pragma unroll
     for (int s = 0; s < Stages - 1; ++s)
-      if (s < rounds) send_weights(at, shared + s * stage, s * Blocks);
+      if (s < rounds) send_weights(at, sends, shared + s * stage, s * Blocks);
     for (int s = Stages - 1; s < kExpected && s < rounds; ++s) expect_weights(at, s * Blocks);
     wait_for_inputs();
 #pragma unroll
     for (int s = 0; s < Stages - 1; ++s) {
-      if (s < rounds) send_rows(in, args, at, shared + s * stage, s * Blocks);
+      if (s < rounds) send_rows(at, sends, shared + s * stage, s * Blocks);
       end_of_stage();
     }
     float p[TilesM][TilesN][4], total[TilesM][TilesN][4];
@@ -202,41 +236,49 @@ struct Tiles {
       const int32_t next = round + Stages - 1;
       if (next < rounds) {
         uint8_t* to = shared + next % Stages * stage;
-        send_weights(at, to, next * Blocks);
-        send_rows(in, args, at, to, next * Blocks);
-        expect_weights(at, (round + kExpected) * Blocks);
+        send_weights(at, sends, to, next * Blocks);
+        send_rows(at, sends, to, next * Blocks);
+        // Of few rows the weights are most of what is read, and come from afar.
+        if (kM <= 32) expect_weights(at, (round + kExpected) * Blocks);
       }
       end_of_stage();
       const uint8_t* codes = shared + round % Stages * stage;
       const uint8_t* weights = codes + codes_bytes + n0 * Blocks * 32;
       const float* x_scales = (const float*)(codes + codes_bytes + weight_bytes) + row0 * Blocks;
       const uint16_t* d = (const uint16_t*)(codes + codes_bytes + weight_bytes + x_scale_bytes) + n0 * Blocks;
+      Several<float> x_scale[TilesM][2];
+      Several<uint16_t> weight_scale[TilesN][2];
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+#pragma unroll
+        for (int i = 0; i < TilesM; ++i)
+          x_scale[i][q] = *(const Several<float>*)(x_scales + (i * 16 + lane / 4 + q * 8) * Blocks);
+#pragma unroll
+        for (int j = 0; j < TilesN; ++j)
+          weight_scale[j][q] = *(const Several<uint16_t>*)(d + (j * 8 + lane % 4 * 2 + q) * Blocks);
+      }
 #pragma unroll
       for (int k = 0; k < Blocks; ++k) {
         const int32_t b = round * Blocks + k;
         if (b >= at.blocks) continue;
         TileOutputs w[TilesN];
-        float weight_scale[TilesN][2];
+        float d_weight[TilesN][2];
 #pragma unroll
         for (int j = 0; j < TilesN; ++j) {
           w[j] = tile_outputs(weights + j * Blocks * 256 + k * 256);
 #pragma unroll
-          for (int q = 0; q < 2; ++q)
-            weight_scale[j][q] = f16_widened(d[(j * 8 + lane % 4 * 2 + q) * Blocks + k]);
+          for (int q = 0; q < 2; ++q) d_weight[j][q] = f16_widened(weight_scale[j][q].values[k]);
         }
 #pragma unroll
         for (int i = 0; i < TilesM; ++i) {
           const uint8_t* rows = codes + (row0 + i * 16) * pitch + k * 32;
           const TileRows x = tile_rows(rows, pitch);
-          float x_scale[2];
-#pragma unroll
-          for (int q = 0; q < 2; ++q) x_scale[q] = x_scales[(i * 16 + lane / 4 + q * 8) * Blocks + k];
 #pragma unroll
           for (int j = 0; j < TilesN; ++j) {
             const FourDots dots = tile_dots(x, w[j], rows, pitch, weights + j * Blocks * 256 + k * 256);
 #pragma unroll
             for (int q = 0; q < 4; ++q)
-              p[i][j][q] = f_fma(f_mul(weight_scale[j][q % 2], x_scale[q / 2]), dots.values[q], p[i][j][q]);
+              p[i][j][q] = f_fma(f_mul(d_weight[j][q % 2], x_scale[i][q / 2].values[k]), dots.values[q], p[i][j][q]);
           }
         }
         if (b % 4 == 3 || b == at.blocks - 1) {
@@ -276,10 +318,11 @@ struct Tiles {
 
 typedef Tiles<1, 4, 1, 1, 4, 4> Tiles16;   // 16 x 32
 typedef Tiles<1, 4, 2, 1, 4, 4> Tiles32;   // 32 x 32
-typedef Tiles<2, 2, 1, 1, 4, 4> TilesThin;  // 32 x 16: for few outputs
-typedef Tiles<1, 4, 4, 1, 4, 3> Tiles64;   // 64 x 32
+typedef Tiles<2, 2, 1, 1, 4, 6> TilesThin;  // 32 x 16: for few outputs
+typedef Tiles<1, 4, 2, 2, 4, 3> TilesWide;  // 32 x 64: for many
+typedef Tiles<2, 2, 2, 2, 4, 3> Tiles64;   // 64 x 32
 typedef Tiles<1, 4, 4, 2, 2, 4> TilesMany;  // 64 x 64
-enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesThin = TilesThin::all, kTilesMany = TilesMany::all };
+enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesThin = TilesThin::all, kTilesWide = TilesWide::all, kTilesMany = TilesMany::all };
 
 }  // namespace VOX_ISA
 }  // namespace vox
@@ -298,6 +341,7 @@ enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all
 VOX_STEP_TILES(16, 4)
 VOX_STEP_TILES(32, 3)
 VOX_STEP_TILES(Thin, 4)
+VOX_STEP_TILES(Wide, 3)
 VOX_STEP_TILES(64, 3)
 VOX_STEP_TILES(Many, 2)
 #undef VOX_STEP_TILES
