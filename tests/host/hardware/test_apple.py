@@ -149,7 +149,10 @@ def test_a_virtual_machine_s_gpu_is_refused(tmp_path):
     (gpu,) = machine.devices
     assert gpu.name == "Apple M1 (Virtual)"
     assert "virtual machine" in gpu.refusal and "paravirtual" in gpu.refusal
+    # Each sign is enough.
     assert "paravirtual" in gpu_refusal({"hw.model": "VirtualMac2,1"})
+    assert "paravirtual" in gpu_refusal({"kern.hv_vmm_present": "1"})
+    assert gpu_refusal({"hw.model": "Mac14,2", "kern.hv_vmm_present": "0"}) is None
 
 
 def test_a_translated_python_is_told_and_its_pages_are_still_counted_right(tmp_path):
