@@ -99,7 +99,8 @@ lanes: first-act native
 	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m conformance.lanes_table ../.cache/lanes.json
 
 mutants: native
-	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../bench/results/mutants.json
+	@mkdir -p .cache
+	@cd tests && PYTHONPATH=.:$(subst :,:../,../$(SOURCES)) $(abspath $(BIN))/python -m mutation --per-rule 1 --out ../.cache/mutants.json
 
 # They run in a Python that has torch for CUDA and cuda-bindings; nothing of CUDA is installed here.
 # Example: make test-cuda CUDA_PYTHON=/opt/torch/bin/python

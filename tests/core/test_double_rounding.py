@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from mens_core.conformance.inputs import put, stored_float
 from mens_core.conformance.numpy_fma import double_rounded, flushed, fma
 from mens_core.conformance.planted import PLANTED
 from mens_core.conformance.planted_fma import NumpyFmaOps
+from mens_core.conformance.planted_fma_training import with_training_fma
 from mens_core.conformance.quick import self_test
 from mens_core.conformance.suite import cases_of, outputs_of
 from mens_core.float32 import nearest
@@ -22,6 +25,11 @@ F32 = np.float32
 SEEN = {"linear", "rms_norm", "head_norm", "rope", "attention"}
 """Operators with operands on which the double rounding shows. Of silu, gelu,
 tanh, exp and log there are none from 2^-24 to 2^7: all float32 there were tried."""
+SEEN_IN_TRAINING = {
+    "linear_backward", "example_products", "sum_of_squares", "adamw",
+    "rms_norm_backward", "head_norm_backward", "rope_backward", "attention_backward",
+}  # fmt: skip
+"""Of the derivatives of silu, gelu and tanh there are no such operands either, from 2^-24 to 2^7."""
 
 
 @pytest.fixture
@@ -29,14 +37,22 @@ def lane(request):
     return make_lane("mens-cpu-ref:reference", request.config)
 
 
-def wrong_cases(ops) -> set[str]:
-    cases = cases_of("operators")
+@pytest.fixture
+def trainer(lane):
+    from mens_cpu_ref.training_lane import ReferenceTrainingOps
+
+    return ReferenceTrainingOps()
+
+
+def wrong_cases(ops, groups: Iterable[str] = ("operators",)) -> set[str]:
     wrong = set()
-    for case in load_group("operators").cases:
-        found = [output.tobytes() for output in outputs_of(cases[case.name], ops)]
-        ops.take_faults()
-        if found != [output.data for output in case.outputs]:
-            wrong.add(case.name)
+    for group in groups:
+        cases = cases_of(group)
+        for case in load_group(group).cases:
+            found = [output.tobytes() for output in outputs_of(cases[case.name], ops)]
+            ops.take_faults()
+            if found != [output.data for output in case.outputs]:
+                wrong.add(case.name)
     return wrong
 
 
@@ -101,3 +117,49 @@ def test_the_fma_in_numpy_is_the_exact_one():
     assert double_rounded(a, b, c).tolist() != right
     tiny = np.array([2.0**-127, -(2.0**-127), 2.0**-126], F32)
     assert flushed(tiny).view(np.uint32).tolist() == [0, 0x80000000, 0x00800000]
+
+
+# --- training ------------------------------------------------------------------------------------------
+
+
+def test_the_planted_trainer_is_right_but_for_its_fma(trainer):
+    assert wrong_cases(with_training_fma(trainer, fma), ("backward", "updates")) == set()
+
+
+def test_a_double_rounded_fma_is_seen_in_every_operator_of_training(trainer):
+    wrong = wrong_cases(PLANTED["double-rounded-training-fma"].plant(trainer), ("backward", "updates"))
+    assert {name.split("/")[0] for name in wrong} == SEEN_IN_TRAINING
+    formats = {name.split("/")[1] for name in wrong if name.startswith("linear_backward/")}
+    assert formats == {"f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "q4_k", "q5_k", "q6_k"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "what", "of", "number"),
+    [
+        *(("attention_backward", "c128", 3, n) for n in range(3)),  # delta, q k, dy v
+        *(("attention_backward", "add_parts", 3, n) for n in range(3)),  # dq, dv, dk
+        *((norm, "c128", 2, n) for norm in ("rms_norm_backward", "head_norm_backward") for n in range(2)),
+        ("rms_norm_backward", "fma", 1, 0),
+        ("head_norm_backward", "fma", 1, 0),
+        *((both, "fma", 2, n) for both in ("rope_backward", "adamw") for n in range(2)),
+    ],
+)
+def test_each_chain_alone_is_seen(operator, what, of, number, trainer):
+    """One of the sums that an operator is made of is rounded twice, and all others once."""
+    planted = with_training_fma(trainer, fma)
+    kit = vars(planted)["_kit"]
+    right, wrong, calls = getattr(kit, what), getattr(type(kit)(trainer, double_rounded), what), count()
+
+    def one_of_them(*operands):
+        return (wrong if next(calls) % of == number else right)(*operands)
+
+    setattr(kit, what, one_of_them)
+    case = next(
+        case
+        for group in ("backward", "updates")
+        for case in load_group(group).cases
+        if case.name == f"{operator}/rounding"
+    )
+    cases = cases_of("updates" if operator == "adamw" else "backward")
+    found = [output.tobytes() for output in outputs_of(cases[case.name], planted)]
+    assert found != [output.data for output in case.outputs]

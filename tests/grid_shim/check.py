@@ -11,7 +11,7 @@ from grid_shim.device import LaunchError
 from grid_shim.shapes import SHAPES
 from grid_shim.training_shapes import TRAINING_SHAPES
 from mens_core.conformance.cases import CASES
-from mens_core.conformance.cases_training import TRAINING_CASES
+from mens_core.conformance.suite import TRAINING_GROUPS, cases_of
 from mens_core.kernel_source import Target, grid_source
 from mens_core.training_ops import TrainingOps
 
@@ -23,7 +23,7 @@ SERVING: dict[str, Callable[[Any], Any]] = {
 }
 ALL = {
     **SERVING,
-    **{f"training/{name}": case for name, case in TRAINING_CASES.items()},
+    **{f"training/{name}": case for group in TRAINING_GROUPS for name, case in cases_of(group).items()},
     **TRAINING_SHAPES,
 }
 

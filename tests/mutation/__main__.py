@@ -1,6 +1,9 @@
 """Run mutants and report who noticed them.
 
 cd tests && python -m mutation [--per-rule N] [--again RESULTS] [--out FILE] [FILE ...]
+
+bench/results/mutants.json holds several runs in order (`runs`): of a mutant the last state counts. Why one of
+them may live is in `equivalent`, and a test holds the one against the other.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from mutation.bench import CORE, KERNELS, NATIVE, Bench, Outcome
-from mutation.equivalent import EQUIVALENT
+from mutation.equivalent import EQUIVALENT, SEEN_BY_TESTS
 from mutation.rules import Mutant, mutants_of, sample
 
 PYTHON_FILES = (
@@ -27,7 +30,7 @@ PYTHON_FILES = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run a sample; the exit status is 1 if a mutant survived that is not listed as equivalent."""
+    """Run a sample; the exit status is 1 if a mutant survived that `equivalent` does not explain."""
     parser = argparse.ArgumentParser(prog="python -m mutation", description=__doc__)
     parser.add_argument("files", nargs="*", help="names of kernel or Python files; default: all")
     parser.add_argument("--per-rule", type=int, default=1, help="mutants of each rule and file")
@@ -39,7 +42,8 @@ def main(arguments: list[str]) -> int:
     if options.again is not None:
         results = json.loads(options.again.read_text())["mutants"]
         survived = {entry["what"] for entry in results if entry["state"] == "survived"}
-        chosen = list({mutant.key: mutant for mutant in everything if mutant.key in survived}.values())
+        # A line that stands in the file twice is tried in both places.
+        chosen = [mutant for mutant in everything if mutant.key in survived]
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="vox-mutants-") as folder:
         bench = Bench(Path(folder) / "bench")
@@ -75,12 +79,13 @@ def all_mutants(files: list[str]) -> list[Mutant]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, object]:
-    """Return counts, who survived and is not known to mean the same, and every mutant."""
+    """Return counts, who survived and why, and every mutant."""
     survivors = [o.mutant for o in outcomes if o.state == "survived"]
     return {
         "counts": dict(Counter(o.state for o in outcomes)),
         "equivalent": [f"{m.key} ({EQUIVALENT[m.key]})" for m in survivors if m.key in EQUIVALENT],
-        "survivors": [f"{m.line}: {m.key}" for m in survivors if m.key not in EQUIVALENT],
+        "seen_by_tests": [f"{m.key} ({SEEN_BY_TESTS[m.key]})" for m in survivors if m.key in SEEN_BY_TESTS],
+        "survivors": [f"{m.line}: {m.key}" for m in survivors if m.key not in EQUIVALENT | SEEN_BY_TESTS],
         "mutants": [
             {"state": o.state, "by": o.by, "line": o.mutant.line, "what": o.mutant.key} for o in outcomes
         ],

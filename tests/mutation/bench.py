@@ -40,7 +40,7 @@ _AVX512 = [
     *["-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
     *["-DVOX_ISA=avx512", "-DVOX_ISA_AVX512", "-fno-exceptions", "-fno-rtti"],
 ]
-_JUDGE_S = 120
+_JUDGE_S = 600  # on a machine that may be busy
 
 State = Literal["killed", "survived", "same code", "not built"]
 

@@ -1,4 +1,4 @@
-"""Mutants that no vector can catch, because they change no result; each with the reason.
+"""Mutants that no vector can catch: they change no result, or something that no vector reads.
 
 Keys are `Mutant.key`. A mutant is listed only after its reason was looked for and found.
 """
@@ -6,7 +6,7 @@ Keys are `Mutant.key`. A mutant is listed only after its reason was looked for a
 # ruff: noqa: E501  (a key is one line of source beside another)
 from __future__ import annotations
 
-__all__ = ["EQUIVALENT"]
+__all__ = ["EQUIVALENT", "SEEN_BY_TESTS"]
 
 EQUIVALENT: dict[str, str] = {
     "attention.h: sign of zero: l[i] = 0.0f; -> l[i] = -0.0f;": (
@@ -60,4 +60,42 @@ EQUIVALENT: dict[str, str] = {
     "tile.h: off by one: case 3: VOX_TILE(3, P); break;        \\ -> case 3: VOX_TILE(4, P); break;        \\": (
         "a fourth row is computed into scratch that nobody reads"
     ),
+    "attention_backward.h: off by one: int32_t lowest = kBlock, highest = 0; -> int32_t lowest = kBlock, highest = 1;": (
+        "a row that sees something of a block ends at 1 or later; without one the panels are those of no row"
+    ),
+    "elementwise.h: off by one: if (!is_finite(task.out[i])) return 1 + i / task.width; -> if (!is_finite(task.out[i])) return 2 + i / task.width;": (
+        "the lane asks only whether it is 0, and reads all rows again to name those that are not finite"
+    ),
+    "gates_backward.h: off by one: if (!is_finite(gates.dgate[i]) || !is_finite(gates.dup[i])) return 1 + i / gates.width; -> if (!is_finite(gates.dgate[i]) || !is_finite(gates.dup[i])) return 2 + i / gates.width;": (
+        "the lane asks only whether it is 0, and reads all rows again to name those that are not finite"
+    ),
+    "gates_backward.h: comparison: if (const int64_t left = last - i; left > 0) { -> if (const int64_t left = last - i; left >= 0) {": (
+        "with nothing left, nothing is loaded or stored, and what is looked at is zero"
+    ),
+    "norm_backward.h: last bit of a constant: for (int64_t i = 0; i < width; ++i) dx[i] = f_from(0x7FC00000); -> for (int64_t i = 0; i < width; ++i) dx[i] = f_from(0x7FC00001);": (
+        "another NaN: numerics asks for NaN, and its bits are no part of the claim"
+    ),
+    "products.h: branches swapped: tile_rows(tall_count - r < kTileRows ? tall_count - r : kTileRows, (columns + kLanes - 1) / kLanes, -> tile_rows(tall_count - r < kTileRows ? kTileRows : tall_count - r, (columns + kLanes - 1) / kLanes,": (
+        "more rows than six are taken as six; where fewer are left, the others lie in scratch that nobody reads"
+    ),
 }
+
+SEEN_BY_TESTS: dict[str, str] = {
+    "quant_pack.cpp: and, or: if (fault == 0 || first + row + 1 < fault) fault = first + row + 1; -> if (fault == 0 && first + row + 1 < fault) fault = first + row + 1;": (
+        "tests/conformance/test_quant_linear.py::test_a_scale_that_is_not_finite_is_refused_by_row"
+    ),
+    "rotary.py: off by one: multiplier = 1 << FACTOR_BITS if factor is None else (factor[0] << FACTOR_BITS) // factor[1] -> multiplier = 1 << FACTOR_BITS if factor is None else (factor[0] << FACTOR_BITS) // factor[2]": (
+        "tests/core/test_double_rounding.py::test_the_planted_lane_is_right_but_for_its_fma"
+    ),
+    "rotary.py: comparison: kept += rest > half or (rest == half and kept & 1) -> kept += rest >= half or (rest == half and kept & 1)": (
+        "tests/core/test_double_rounding.py::test_the_planted_lane_is_right_but_for_its_fma"
+    ),
+    "rotary.py: and, or: kept += rest > half or (rest == half and kept & 1) -> kept += rest > half or (rest == half or kept & 1)": (
+        "tests/core/test_double_rounding.py::test_the_planted_lane_is_right_but_for_its_fma"
+    ),
+    "readout.py: arithmetic swapped: faults += found -> faults -= found": (
+        "tests/core/test_engine.py::test_a_penalty_that_overflows_fails_only_its_own_sequence"
+    ),
+}
+"""Of a file that the judge's lane does not run (`rotary.py`), or of an error that no vector makes: the test
+that fails. Each was seen to fail."""

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 
 import pytest
 
-from mutation.bench import KERNELS, Bench
-from mutation.equivalent import EQUIVALENT
+from mutation.__main__ import all_mutants
+from mutation.bench import KERNELS, ROOT, Bench
+from mutation.equivalent import EQUIVALENT, SEEN_BY_TESTS
 from mutation.rules import Mutant, mutants_of, sample
 
 
@@ -50,6 +52,28 @@ def test_a_sample_has_every_rule_of_every_file():
 
 def test_every_equivalent_mutant_has_a_reason():
     assert all(len(reason) > 20 for reason in EQUIVALENT.values())
+    assert not EQUIVALENT.keys() & SEEN_BY_TESTS.keys()
+
+
+def test_a_test_that_is_named_instead_of_a_vector_exists():
+    for name in SEEN_BY_TESTS.values():
+        path, test = name.split("::")
+        assert f"def {test}(" in (ROOT / path).read_text(), name
+
+
+def test_the_results_leave_nobody_unexplained():
+    """Every mutant that the recorded runs let live was killed since, or `equivalent` says why it may live.
+
+    One whose line is no longer in the source is of another source.
+    """
+    last: dict[str, str] = {}
+    for run in json.loads((ROOT / "bench/results/mutants.json").read_text())["runs"]:
+        last.update((entry["what"], entry["state"]) for entry in run["mutants"])
+    living = {what for what, state in last.items() if state == "survived"}
+    of_today = {mutant.key for mutant in all_mutants([])}
+    assert (living & of_today) - EQUIVALENT.keys() - SEEN_BY_TESTS.keys() == set()
+    assert len(living & of_today) > 20
+    assert len(last.keys() & of_today) > 150
 
 
 @pytest.mark.timeout(900)  # compilers, on a machine that may be busy

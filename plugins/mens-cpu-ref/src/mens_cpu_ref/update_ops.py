@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.dropout_rate import DropoutRate
-from mens_core.ops import Ints
+from mens_core.ops import Fault, Ints
 from mens_core.training_ops import AdamW, DropoutKey
 from mens_cpu_ref.arrays import Rows, address_of, new_rows
 from mens_cpu_ref.lane import FLOAT_FORMATS, CpuOps, FloatMatrix, pack_floats
@@ -170,8 +170,14 @@ class UpdateOps(CpuOps):
             *_rows_of(parameter),
             address_of(constants),
         )
-        for x in (parameter, m, v) if code > 0 else (parameter,):
-            self._checked(code, x, name)
+        if code <= 0:
+            self._checked(code, parameter, name)
+            return
+        # One fault for three results: a row is named once, whichever of them is not finite.
+        rows = _rows_of(parameter)[0]
+        parts = [np.isfinite(x.values).reshape(rows, -1).all(axis=1) for x in (parameter, m, v)]
+        finite = np.logical_and.reduce(parts)
+        self._faults.append(Fault(name, tuple(int(row) for row in np.flatnonzero(~finite))))
 
     def _by_example(self, code: int, out: Rows, name: str) -> list[Rows]:
         return [Rows(part) for part in self._checked(code, out, name).values]

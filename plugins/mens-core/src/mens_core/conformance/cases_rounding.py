@@ -19,7 +19,20 @@ import numpy.typing as npt
 from mens_core.conformance.inputs import Floats, floats, put, stored_float
 from mens_core.ops import AttentionSpec, Batch, Format, Ops, StoredTensor
 
-__all__ = ["ROUNDING", "head_norm", "linear", "rms_norm", "rope"]
+__all__ = [
+    "ODD",
+    "QUARTERS",
+    "ROUNDING",
+    "T",
+    "U",
+    "encode",
+    "head_norm",
+    "linear",
+    "pairs",
+    "rms_norm",
+    "rope",
+    "squares",
+]
 
 Arrays = Iterator[npt.NDArray[Any]]
 
@@ -27,12 +40,12 @@ T = np.float32(1 + 2.0**-12)
 """Its square is 1 + 2^-11 + 2^-24: the middle above an even neighbour."""
 U = np.float32(1 + 3 * 2.0**-12)
 """T * U is 1 + 2^-10 + 3 * 2^-24: the middle below an even neighbour."""
-_ODD = np.array([1 + m * 2.0**-12 for m in range(1, 400, 2)], np.float32)
+ODD = np.array([1 + m * 2.0**-12 for m in range(1, 400, 2)], np.float32)
 """All of them squared are middles above an even neighbour."""
 EPS = 9.999999974752427e-07
 
 
-def _pairs(width: int) -> tuple[Floats, Floats]:
+def pairs(width: int) -> tuple[Floats, Floats]:
     """Factors whose chain meets a middle at each place of a row, from either side: [rows, width]."""
     count = width - 1
     a, b = np.zeros((2 * count, width), np.float32), np.zeros((2 * count, width), np.float32)
@@ -46,7 +59,7 @@ def _pairs(width: int) -> tuple[Floats, Floats]:
 def linear(ops: Ops) -> Arrays:
     # A vector's body, its tail, and the last place before and after the end of a chunk.
     for width in (9, 128, 131):
-        a, b = _pairs(width)
+        a, b = pairs(width)
         if width > 9:
             a, b = a[-16:], b[-16:]
         for rows in (len(a), 1):
@@ -54,32 +67,32 @@ def linear(ops: Ops) -> Arrays:
             yield ops.to_host(ops.linear(put(ops, a[:rows]), matrix, name="rounding"))
 
 
-def _squares(width: int) -> Floats:
+def squares(width: int) -> Floats:
     """Rows whose sum of squares meets a middle, at different places; some last bits outlive the root."""
     rows = max(12, width - 1)
     x = np.zeros((rows, width), np.float32)
     for row in range(rows):
         k = 1 + row % (width - 1)
-        x[row, k - 1], x[row, k] = 2.0**-30, _ODD[row]
+        x[row, k - 1], x[row, k] = 2.0**-30, ODD[row]
     return x
 
 
 def rms_norm(ops: Ops) -> Arrays:
     for width in (2, 8, 24):
-        x = _squares(width)
+        x = squares(width)
         w = ops.load_vector(stored_float(np.ones(width, np.float32)))
         yield ops.to_host(ops.rms_norm(put(ops, x), w, EPS, name="rounding"))
 
 
 def head_norm(ops: Ops) -> Arrays:
     for width in (2, 16):
-        x = _squares(width)
+        x = squares(width)
         w = ops.load_vector(stored_float(np.ones(width, np.float32)))
         two = np.concatenate([x, x[::-1]], axis=1)
         yield ops.to_host(ops.head_norm(put(ops, two), w, 2, EPS, name="rounding"))
 
 
-_QUARTERS = np.array([5 / 4, 7 / 4, 9 / 8, 11 / 8, 13 / 8, 15 / 8], np.float32)
+QUARTERS = np.array([5 / 4, 7 / 4, 9 / 8, 11 / 8, 13 / 8, 15 / 8], np.float32)
 """Times a significand that ends in one zero bit (the first two) or two, each is a middle."""
 
 
@@ -87,7 +100,7 @@ def rope(ops: Ops) -> Arrays:
     positions = np.arange(1, 13, dtype=np.int32)
     frequencies = [(1 << 128) // (7 + 13 * i) for i in range(12)]
     table = ops.rotary_table(frequencies, None)
-    big = np.tile(_QUARTERS, (12, 2))
+    big = np.tile(QUARTERS, (12, 2))
     tiny = np.full((12, 12), 2.0**-60, np.float32)
     tiny[:, ::2] *= -1
     for halves in ((big, tiny), (tiny, big)):
@@ -98,13 +111,13 @@ def rope(ops: Ops) -> Arrays:
 def attention(ops: Ops) -> Arrays:
     """In the scores, in the weighted sum of values, and where two blocks are joined."""
     # Scores: 8 channels whose chain meets a middle; the second key's score is 0.
-    a, b = _pairs(8)
+    a, b = pairs(8)
     for row in range(len(a)):
         k = np.stack([np.zeros(8, np.float32), b[row]])
         v = floats(181 + row, 2, 8)
         yield _attend(ops, np.stack([a[row], a[row]]), k, v, heads=1)
     # Values: 16 heads weigh the last position differently; what is before it is tiny.
-    v = np.tile(_QUARTERS, 4)[:8] * np.ones((2, 1), np.float32)
+    v = np.tile(QUARTERS, 4)[:8] * np.ones((2, 1), np.float32)
     v[0] = 2.0**-60 * np.where(np.arange(8) % 2, 1, -1)
     k = np.zeros((2, 8), np.float32)
     k[1, 0] = -1
@@ -113,7 +126,7 @@ def attention(ops: Ops) -> Arrays:
     yield _attend(ops, q.reshape(2, -1), k, v, heads=16)
     # Blocks: the first sums to a quarter's multiple, the second is tiny and has the greater score.
     k, v = np.zeros((129, 8), np.float32), np.zeros((129, 8), np.float32)
-    v[0] = np.tile(_QUARTERS, 2)[:8]
+    v[0] = np.tile(QUARTERS, 2)[:8]
     k[128, 0], v[128] = 1, 2.0**-60 * np.where(np.arange(8) % 2, 1, -1)
     yield _attend(ops, np.tile(q.reshape(2, -1)[:1], (129, 1)), k, v, heads=16)
 
@@ -154,12 +167,12 @@ def _blocks(format_: Format, ops: Ops) -> Arrays:
     x = np.zeros((1, 64), np.float32)
     x[0, 0] = 127 * 2.0**-70
     x[0, 32:37], x[0, 37] = _SCALE, 11 * T
-    raw = b"".join(_encode(format_, block) for block in codes)
+    raw = b"".join(encode(format_, block) for block in codes)
     matrix = ops.load_matrix(StoredTensor("rounding", format_, (1, 64), memoryview(raw)))
     yield ops.to_host(ops.linear(put(ops, x), matrix, name="rounding"))
 
 
-def _encode(format_: Format, codes: npt.NDArray[np.int64]) -> bytes:
+def encode(format_: Format, codes: npt.NDArray[np.int64]) -> bytes:
     scale = bytes(np.array(1, "<f2").data)
     if format_ == "q8_0":
         return scale + bytes(codes.astype(np.int8).data)

@@ -118,6 +118,14 @@ def _rope_widths(ops: Ops) -> Arrays:
         yield ops.to_host(ops.rope(x, heads, ops.rotary_table(frequencies, None), positions, name="rope"))
 
 
+def _rope_ties(ops: Ops) -> Arrays:
+    """Position 0 under attention factors half way between two float32: cosines are 1 and ties go to even."""
+    x = put(ops, np.array([[1, 1, 0, 0], [0, 0, 1, 1]], np.float32))
+    for odd in (1, 3):
+        table = ops.rotary_table([1 << 100, 1 << 120], ((1 << 24) + odd, 1 << 24))
+        yield ops.to_host(ops.rope(x, 1, table, np.array([0, 0], np.int32), name="ties"))
+
+
 def _attention_shapes(ops: Ops) -> Arrays:
     """Head widths, groups and windows that the quick cases leave out; 270 positions are three blocks."""
     shapes: tuple[tuple[int, int, int, int | None], ...] = (
@@ -271,6 +279,13 @@ def _faults(operator: str, ops: Ops) -> Arrays:
             ops.linear(big, eights, name=f"faulty/{rows}")
         q8_0 = ops.load_matrix(weight("q8_0", 171, 150, 32))
         ops.linear(put(ops, x[:, 5:]), q8_0, name="faulty/q8_0")
+        # A fault in the first of many rows, and of 150 outputs in the first ones alone.
+        blocks = bytearray(150 * 34)
+        blocks[0:34] = np.array(1, "<f2").tobytes() + bytes([127]) * 32
+        few = StoredTensor("first output", "q8_0", (150, 32), memoryview(bytes(blocks)))
+        many = floats(179, 200, 32)
+        many[1] = np.ldexp(np.float32(1), 127)
+        ops.linear(put(ops, many), ops.load_matrix(few), name="faulty/q8_0 in the first output")
         infinite = ops.add(put(ops, x[:, 5:]), put(ops, x[:, 5:]), name="doubled")
         yield np.isnan(ops.to_host(ops.linear(infinite, q8_0, name="after it"))).astype(np.int32)
     elif operator == "rms_norm":
@@ -313,6 +328,7 @@ EXTENDED: Mapping[str, Case] = MappingProxyType(
         "rms_norm/widths": _norm_widths,
         "head_norm/widths": _head_norm_widths,
         "rope/widths": _rope_widths,
+        "rope/ties": _rope_ties,
         "attention/shapes": _attention_shapes,
         "attention/company": _attention_company,
         "attention/scores": _attention_scores,

@@ -17,6 +17,7 @@ import numpy as np
 from mens_core.conformance.inputs import Floats
 from mens_core.conformance.passing import PassingOps
 from mens_core.conformance.planted_fma import NumpyFmaOps
+from mens_core.conformance.planted_fma_training import with_training_fma
 from mens_core.ops import (
     AttentionSpec,
     Batch,
@@ -265,5 +266,7 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         "timing-race": Planted(TimingRace, "linear"),
         # Over a lane that trains.
         "wrong-gradient": Planted(_wrong_gradient, "rms_norm_backward"),
+        # In every operator of training that has an fma; the first by name.
+        "double-rounded-training-fma": Planted(with_training_fma, "attention_backward"),
     }
 )

@@ -74,7 +74,7 @@ class NumpyFmaOps(PassingOps):
 
     # --- what operators are made of ------------------------------------------------------------
 
-    def _c128(self, a: Floats, b: Floats) -> Floats:
+    def c128(self, a: Floats, b: Floats) -> Floats:
         """Return the sum over the last axis of a * b."""
         a, b = np.broadcast_arrays(a, b)
         total = np.zeros(a.shape[:-1], F32)
@@ -91,7 +91,7 @@ class NumpyFmaOps(PassingOps):
             p = self._fma(p, x, _bits(word))
         return p
 
-    def _exp(self, x: Floats) -> Floats:
+    def exp(self, x: Floats) -> Floats:
         x = np.asarray(x, F32)
         n = self._fma(x, _bits(0x3FB8AA3B), _bits(0x4B400000)) - _bits(0x4B400000)
         r = self._fma(n, _bits(0xB5BFBE8E), self._fma(n, _bits(0xBF317200), x))
@@ -110,13 +110,13 @@ class NumpyFmaOps(PassingOps):
         return self._fma(n, _bits(0x3F317200), flushed(f + t))
 
     def _logistic(self, x: Floats, exponent: Floats) -> Floats:
-        return flushed(x / (F32(1) + self._exp(np.where(exponent < 88, exponent, F32(88)))))
+        return flushed(x / (F32(1) + self.exp(np.where(exponent < 88, exponent, F32(88)))))
 
-    def _tanh(self, x: Floats) -> Floats:
+    def tanh(self, x: Floats) -> Floats:
         a = np.abs(x)
         z = flushed(a * a)
         small = self._fma(flushed(self._polynomial(0xBBBA8671, z, _TANH) * z), a, a)
-        e = self._exp(a * F32(-2))
+        e = self.exp(a * F32(-2))
         return np.copysign(np.where(a < F32(0.625), small, (F32(1) - e) / (F32(1) + e)), x)
 
     def _or_lane(self, made: Tensor, mine: Floats) -> Tensor:
@@ -138,14 +138,14 @@ class NumpyFmaOps(PassingOps):
             return made
         eye = self.tensor(np.eye(weight.columns, dtype=F32))
         dense = self.values(self.lane.linear(eye, weight.inner, name="dense")).T
-        return self._or_lane(made, self._c128(self.values(x)[:, None], dense[None]))
+        return self._or_lane(made, self.c128(self.values(x)[:, None], dense[None]))
 
     def linear_many(self, x: Tensor, weights: Sequence[_Matrix], *, names: Sequence[str]) -> list[Tensor]:
         return [self.linear(x, weight, name=name) for weight, name in zip(weights, names, strict=True)]
 
     def _norm(self, x: Floats, w: Floats, eps: float) -> Floats:
         with np.errstate(all="ignore"):
-            mean = flushed(self._c128(x, x) / F32(x.shape[-1]))
+            mean = flushed(self.c128(x, x) / F32(x.shape[-1]))
             inverse = F32(1) / np.sqrt(mean + F32(eps))
             return flushed(flushed(x * inverse[..., None]) * w)
 
@@ -212,11 +212,11 @@ class NumpyFmaOps(PassingOps):
         m = total = o = np.zeros(0, F32)
         for number, held in enumerate(blocks):
             keys, values = (np.repeat(np.stack(part), group, axis=1) for part in zip(*held, strict=True))
-            s = flushed(self._c128(query[None], keys) * F32(spec.scale))
+            s = flushed(self.c128(query[None], keys) * F32(spec.scale))
             if spec.softcap is not None:
-                s = flushed(F32(spec.softcap) * self._tanh(flushed(s / F32(spec.softcap))))
+                s = flushed(F32(spec.softcap) * self.tanh(flushed(s / F32(spec.softcap))))
             m_b = s.max(axis=0) + F32(0)
-            p = self._exp(flushed(s - m_b))
+            p = self.exp(flushed(s - m_b))
             l_b, o_b = np.zeros(len(query), F32), np.zeros_like(query)
             for j in range(len(held)):
                 l_b = l_b + p[j]
@@ -225,7 +225,7 @@ class NumpyFmaOps(PassingOps):
                 m, total, o = m_b, l_b, o_b
                 continue
             top = np.maximum(m, m_b) + F32(0)
-            a, b = self._exp(m - top), self._exp(m_b - top)
+            a, b = self.exp(m - top), self.exp(m_b - top)
             total = self._fma(total, a, flushed(l_b * b))
             o = self._fma(o, a[:, None], flushed(o_b * b[:, None]))
             m = top
@@ -247,12 +247,12 @@ class NumpyFmaOps(PassingOps):
     def softcap(self, x: Tensor, cap: float, *, name: str) -> Tensor:
         made = self.lane.softcap(x, cap, name=name)
         with np.errstate(all="ignore"):
-            return self._or_lane(made, flushed(F32(cap) * self._tanh(flushed(self.values(x) / F32(cap)))))
+            return self._or_lane(made, flushed(F32(cap) * self.tanh(flushed(self.values(x) / F32(cap)))))
 
     def token_weights(self, logits: Tensor, row: int, temperature: float) -> npt.NDArray[np.uint64]:
         x = self.values(logits)[row]
         with np.errstate(all="ignore"):
-            e = self._exp(flushed(flushed(x - (x.max() + F32(0))) / F32(temperature)))
+            e = self.exp(flushed(flushed(x - (x.max() + F32(0))) / F32(temperature)))
         return np.floor(e.astype(np.float64) * 2.0**32).astype(np.uint64)
 
     def log_normaliser(self, logits: Tensor) -> npt.NDArray[np.float32]:
@@ -260,6 +260,6 @@ class NumpyFmaOps(PassingOps):
         x = self.values(logits)
         with np.errstate(all="ignore"):
             m = x.max(axis=1) + F32(0)
-            e = self._exp(flushed(x - m[:, None]))
-            mine = flushed(m + self._log(self._c128(e, np.ones((1, 1), F32))))
+            e = self.exp(flushed(x - m[:, None]))
+            mine = flushed(m + self._log(self.c128(e, np.ones((1, 1), F32))))
         return mine if np.isfinite(made).all() else made

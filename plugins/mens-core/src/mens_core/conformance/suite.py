@@ -90,13 +90,16 @@ def cases_of(group: str) -> Mapping[str, Callable[[Any], Iterator[npt.NDArray[An
     if group == "operators":
         return {**CASES, **EXTENDED}
     # Imported when they are asked for: a worker that serves loads nothing of training.
+    from mens_core.conformance import cases_training_edges as edges
+    from mens_core.conformance import cases_training_rounding as rounding
+
     if group == "backward":
         from mens_core.conformance.cases_backward import BACKWARD_CASES
 
-        return BACKWARD_CASES
+        return {**BACKWARD_CASES, **edges.BACKWARD_EDGES, **rounding.BACKWARD_ROUNDING}
     from mens_core.conformance.cases_updates import UPDATE_CASES
 
-    return UPDATE_CASES
+    return {**UPDATE_CASES, **edges.UPDATE_EDGES, **rounding.UPDATE_ROUNDING}
 
 
 def outputs_of(case: Case, ops: Ops) -> Iterator[npt.NDArray[Any]]:
