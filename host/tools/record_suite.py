@@ -26,11 +26,13 @@ from mens_core.numerics import NUMERICS_VERSION
 from mens_core.ops import Ops
 from vox_host.conformance.expected import EXPECTED_DIR
 from vox_host.conformance.session import Answer
+from vox_host.conformance.tiny_adapters import write_adapter
 from vox_host.conformance.tiny_models import TINY_MODELS, TinyModel, philox, write_model
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendInfo, Reply
 from vox_plugin_api.conformance_messages import ConformanceParams, ConformanceResult
+from vox_plugin_api.merge_messages import MergeParams, MergeResult
 
 MakeOps = Callable[[], Ops]
 _DTYPES = {"f32": "F32", "i32": "I32", "u64": "U64"}
@@ -114,6 +116,7 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
                 "traces": traces,
                 "answers": answers,
                 "training": right.training(number),
+                "adapter": Adapted(make_ops(), model, path, digest).recorded(Path(temporary)),
                 "scores": {"sequences": score_sequences(model), "results": scores},
             }
     write(
@@ -293,6 +296,43 @@ class Loaded:
     def _results(self, stream: Iterator[Reply | None]) -> list[dict[str, Any]]:
         replies = [reply for reply in stream if reply is not None and reply.result is not None]
         return [reply.result.model_dump(mode="json") for reply in replies if reply.result is not None]
+
+
+class Adapted:
+    """A tiny model with its adapter: served, and merged."""
+
+    def __init__(self, ops: Ops, model: TinyModel, path: Path, digest: str) -> None:
+        info = BackendInfo("recorder", "0", "cpu", ("canonical",), ("generate", "adapters"))
+        self._ops, self._model, self._path, self._digest = ops, model, path, digest
+        self._backend = MensBackend(info, lambda _: ops, _no_self_test)
+
+    def recorded(self, folder: Path) -> dict[str, Any]:
+        """Return the adapter's digest, a greedy answer, and what merging writes."""
+        adapter = write_adapter(self._model, folder / f"{self._model.name}-adapter.safetensors")
+        load = m.LoadModelParams(
+            model_dir=str(self._path), model_digest=self._digest, memory_bytes=64 << 20, adapter=adapter
+        )
+        (loaded,) = (reply.result for reply in self._backend.load_model(load) if reply is not None)
+        assert isinstance(loaded, m.LoadResult)
+        params = ask(prompt(self._model, 12), 40, m.SamplingParams(temperature=0))
+        tokens: list[m.GeneratedToken] = []
+        for reply in self._backend.generate(params):
+            if reply is not None and isinstance(reply.result, m.GenerateResult):
+                tokens += reply.result.tokens
+        merge = MergeParams(
+            model_dir=str(self._path),
+            model_digest=self._digest,
+            adapter=adapter,
+            folder=str(folder / f"{self._model.name}-merged"),
+        )
+        (merged,) = (reply.result for reply in self._backend.merge_adapter(merge) if reply is not None)
+        assert isinstance(merged, MergeResult)
+        kept = ("adapter_digest", "files", "matrices", "unchanged", "is_untied", "left_out")
+        return {
+            "digest": loaded.adapter_digest,
+            "rows": Answer(tuple(tokens), None).as_rows(),
+            "merged": {name: value for name, value in merged.model_dump(mode="json").items() if name in kept},
+        }
 
 
 def _no_self_test() -> m.SelfTestResult:

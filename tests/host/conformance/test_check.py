@@ -187,6 +187,37 @@ def test_a_right_forward_with_a_wrong_gradient_is_caught(planted, tmp_path):
     assert wrong["difference"]["operator"] == "train_step"
 
 
+BROKEN_ADAPTERS = (
+    "class Right(CpuTrainingOps):\n"
+    "    pass\n"
+    "class WithoutScale(CpuTrainingOps):\n"
+    "    def add_scaled(self, y, x, factor, *, name):\n"
+    "        return self.add(y, x, name=name)\n"
+    "class Halved(CpuTrainingOps):\n"
+    "    def matrix(self, x, *, name):\n"
+    "        return super().matrix(self.scale(x, 0.5, name=name), name=name)\n"
+)
+MODELS = ("qwen3", "gemma3", "qwen3-quantised")
+
+
+@pytest.mark.parametrize(
+    ("lane_class", "wrong"),
+    # A served layer is one native call, whose scale is no operator of Python: merging shows it.
+    [("Right", ()), ("WithoutScale", ("merged",)), ("Halved", ("served, answer", "merged"))],
+)
+def test_adapters_are_served_and_merged_and_mistakes_in_either_are_caught(lane_class, wrong, tmp_path):
+    imports = "from mens_cpu_ref.training_lane import CpuTrainingOps\n" + BROKEN_ADAPTERS
+    wrapped = f"{lane_class}(library)"
+    code = imports + CPU_LANE.format(wrapped=wrapped, plugin_id="vox-lane", numerics='"canonical"')
+    code = code.replace('"evaluate", "trace")', '"evaluate", "trace", "adapters")')
+    capabilities = '"generate", "evaluate", "trace", "adapters"'
+    lane = install_lane(tmp_path / "home", "vox-lane", code, capabilities=capabilities)
+    (group,) = check(lane, "--only", "adapters", status=6 if wrong else 0)["groups"]
+    failed = {r["name"] for r in group["results"] if r["status"] == "failed"}
+    assert failed == {f"{model}/{what}" for model in MODELS for what in wrong}
+    assert (group["verdict"], group["cases"]) == ("failed" if wrong else "bitwise", 9 * len(MODELS))
+
+
 def test_neighbours_in_a_step_are_seen_through_their_answers(tmp_path):
     lane = cpu_lane(
         tmp_path / "home",

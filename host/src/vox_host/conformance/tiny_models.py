@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["TINY_MODELS", "TinyModel", "philox", "write_model"]
+__all__ = ["TINY_MODELS", "TinyModel", "matrix_values", "philox", "shapes_of", "write_model"]
 
 Format = Literal["F32", "BF16", "q8_0", "q4_k"]
 
@@ -144,7 +144,7 @@ def write_model(model: TinyModel, folder: Path) -> str:
 
 
 def _tensors(model: TinyModel) -> Iterator[_Tensor]:
-    for number, (name, shape) in enumerate(_shapes(model.config)):
+    for number, (name, shape) in enumerate(shapes_of(model.config)):
         stored = name if name == "lm_head.weight" else f"model.{name}"
         if len(shape) == 1:
             yield _Tensor(stored, "F32", shape, _norm(model, number, shape[0]))
@@ -164,7 +164,7 @@ def _tensors(model: TinyModel) -> Iterator[_Tensor]:
             )
 
 
-def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names as both families have them, Gemma 3's four norms included."""
     width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries = config["num_attention_heads"] * head
@@ -200,6 +200,11 @@ def _norm(model: TinyModel, number: int, count: int) -> bytes:
     less = 1.0 if model.config["model_type"] == "gemma3_text" else 0.0
     values = [0.5 + (word >> 10) * 2.0**-22 - less for word in _words(number, count)]
     return struct.pack(f"<{count}f", *values)
+
+
+def matrix_values(number: int, count: int) -> bytes:
+    """Return the float32 numbers in (-1/4, 1/4) that belong to a number."""
+    return _floats("F32", number, count, -2)
 
 
 def _floats(weight_format: Format, number: int, count: int, exponent: int) -> bytes:

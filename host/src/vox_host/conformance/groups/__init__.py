@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from vox_host.conformance.groups import (
+    adapters,
     backward,
     evaluation,
     forward,
@@ -51,6 +52,7 @@ GROUPS: Mapping[str, Group] = MappingProxyType(
         "generation": Group("tokens and logprobs, alone and in company", generation.run),
         "evaluate": Group("scores of given texts", evaluation.run),
         "training": Group("steps of training, in one go, in parts and resumed", training.run),
+        "adapters": Group("served with an adapter, and merged with it", adapters.run),
         "save-load": Group("load, unload and load again", save_load.run),
         "protocol": Group("hosts of other versions, unknown words", protocol.run),
         "lifecycle": Group("death, silence, noise and garbage", lifecycle.run),
