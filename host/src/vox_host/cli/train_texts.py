@@ -69,7 +69,7 @@ def show_memory(memory: t.TrainMemory, *, is_quiet: bool) -> None:
     """Say what the run takes at most."""
     if not is_quiet:
         kinds = ", ".join(f"{name} {byte_size(size)}" for name, size in memory.kinds.items() if size)
-        print_progress(f"memory at most {byte_size(memory.total)} of the {memory.place}: {kinds}")
+        print_progress(f"memory, estimated: {byte_size(memory.total)} of the {memory.place}: {kinds}")
 
 
 def settled_facts(prepared: Prepared, record: RunRecord, memory: t.TrainMemory) -> dict[str, Any]:
@@ -117,9 +117,7 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
                 "training made the held-out loss no better: try a lower --learning-rate or more rows"
             )
     if facts["peak_memory_bytes"] is not None:
-        beside = (
-            f", estimated at most {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
-        )
+        beside = f", estimated {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
         print_line(f"peak memory of the worker {byte_size(facts['peak_memory_bytes'])}{beside}")
     print_line(f"Next: vox-host serve --model {run.path}")
 
