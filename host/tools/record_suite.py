@@ -32,6 +32,7 @@ from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendInfo, Reply
 from vox_plugin_api.conformance_messages import ConformanceParams, ConformanceResult
+from vox_plugin_api.merge_messages import MergeParams, MergeResult
 
 MakeOps = Callable[[], Ops]
 _DTYPES = {"f32": "F32", "i32": "I32", "u64": "U64"}
@@ -117,7 +118,11 @@ def record_models(make_ops: MakeOps, made_by: str, folder: Path) -> None:
                 "traces": traces,
                 "answers": answers,
                 "training": right.training(number),
-                "adapter": {"digest": adapted.report.adapter_digest, "results": adapted.scores()},
+                "adapter": {
+                    "digest": adapted.report.adapter_digest,
+                    "results": adapted.scores(),
+                    "merged": adapted.merged(Path(temporary) / f"{model.name}-merged"),
+                },
                 "scores": {"sequences": score_sequences(model), "results": scores},
             }
     write(
@@ -214,6 +219,21 @@ class Loaded:
         *_, reply = self._backend.load_model(load)
         assert reply is not None and isinstance(reply.result, m.LoadResult)
         self.report = reply.result
+        self._load = load
+
+    def merged(self, folder: Path) -> dict[str, Any]:
+        """Return what merging its adapter into it writes, and what became of which matrix."""
+        assert self._load.adapter is not None
+        params = MergeParams(
+            model_dir=self._load.model_dir,
+            model_digest=self._load.model_digest,
+            adapter=self._load.adapter,
+            folder=str(folder),
+        )
+        *_, reply = self._backend.merge_adapter(params)
+        assert reply is not None and isinstance(reply.result, MergeResult)
+        compared = {"adapter_digest", "files", "matrices", "unchanged", "is_untied", "left_out"}
+        return reply.result.model_dump(mode="json", include=compared)
 
     def trace(
         self, key: str, token_ids: list[int], title: str, arrays: list[tuple[str, str, list[int], bytes]]

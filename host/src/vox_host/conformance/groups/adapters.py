@@ -1,8 +1,10 @@
-"""Serving with an adapter: scores of given texts, an update that changes nothing, what must be refused."""
+"""Adapters: scores of given texts, an update that changes nothing, what must be refused, merging."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vox_host.conformance.compare import Difference
@@ -14,6 +16,7 @@ from vox_host.conformance.verdict import CaseResult
 from vox_host.errors import VoxError
 from vox_host.workers import Worker
 from vox_plugin_api import messages as m
+from vox_plugin_api.merge_messages import MergeParams, MergeResult
 
 __all__ = ["run"]
 
@@ -42,6 +45,12 @@ async def run(session: Session) -> AsyncGenerator[CaseResult, None]:
             base = model["scores"]["results"]
             async for result in _scores(session, worker, name, model, base, "B zero, so the base"):
                 yield result
+            if session.is_canonical:
+                params = _merging(session, name, adapter)
+                yield await case(f"{name}/merge", _merge(worker, params, recorded["merged"]), "bitwise")
+                yield await case(
+                    f"{name}/merge, folder there already", _merge_again(worker, params), "passed"
+                )
 
 
 async def _scores(
@@ -102,3 +111,37 @@ async def _refused(
     except VoxError as error:
         return None if error.code == code else failed(f"expected the error {code}, found {error.code}")
     return failed(f"expected the error {code}; the model was loaded")
+
+
+def _merging(session: Session, name: str, adapter: m.AdapterParams) -> MergeParams:
+    _, folder, digest = session.model(name)
+    return MergeParams(
+        model_dir=str(folder),
+        model_digest=digest,
+        adapter=adapter,
+        folder=str(session.folder / f"{name}-merged"),
+        threads=session.target.threads,
+        lane_options=dict(session.target.lane_options),
+    )
+
+
+async def _merge(worker: Worker, params: MergeParams, expected: Mapping[str, Any]) -> CaseResult | None:
+    event = await in_time(worker.call("merge_adapter", params))
+    found = MergeResult.model_validate(event.result).model_dump(mode="json")
+    for field, wanted in expected.items():
+        if found[field] != wanted:
+            return failed(f"merge_adapter: {field}: expected {wanted}, found {found[field]}")
+    written = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(params.folder).iterdir()
+    }
+    return None if written == found["files"] else failed(f"stated {found['files']}, wrote {written}")
+
+
+async def _merge_again(worker: Worker, params: MergeParams) -> CaseResult | None:
+    try:
+        await in_time(worker.call("merge_adapter", params))
+    except VoxError as error:
+        return (
+            None if error.code == "folder-exists" else failed(f"expected folder-exists, found {error.code}")
+        )
+    return failed("expected the error folder-exists; the folder was written over")
