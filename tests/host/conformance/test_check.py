@@ -57,7 +57,7 @@ def test_a_right_lane_is_bitwise(whole):
     assert facts["verdict"] == "bitwise"
     assert (facts["failed"], facts["not_comparable"], facts["first_difference"]) == (0, 0, None)
     # A lane that only serves, and says so.
-    assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates", "training"]
+    assert [skip["group"] for skip in facts["skipped"]] == ["backward", "updates", "adapters", "training"]
     assert [group["name"] for group in facts["groups"]] == list(known_groups())
     assert all(group["cases"] > 0 or group["skipped_because"] for group in facts["groups"])
     assert facts["cases"] == sum(group["cases"] for group in facts["groups"]) > 150
