@@ -209,7 +209,7 @@ def test_the_estimate_is_above_the_measured_peak_and_near_it(tmp_path, request):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
