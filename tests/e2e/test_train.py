@@ -26,6 +26,7 @@ from fixtures.training_runs import results
 from mens_core.adapters.file import safetensors_bytes
 from mens_core.adapters.keys import adapter_digest
 from vox_host import cli
+from vox_host.errors import IntegrityError
 from vox_host.hardware.record import Machine
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.manifest import AdapterFacts
@@ -145,6 +146,39 @@ def test_what_was_published_is_an_adapter_that_can_be_opened(lane, whole):
     assert record["plugin"]["id"] == PLUGIN and len(record["plugin"]["tree_digest"]) == 64
     assert record["options"]["preset"] == "cpu"
     assert record["held_out"] == 4
+
+
+def test_relative_paths_are_the_callers_and_what_was_damaged_is_put_back(lane, monkeypatch):
+    monkeypatch.chdir(lane.home)
+    short = ("--steps", "2", "--save-every", "1", "--batch-size", "2", "--rank", "2", "--targets", "q_proj")
+    done = train(lane, "--model", MODEL, "--data", "rows.jsonl", "--out", "near/here", *short)
+    assert done.returncode == 0, done.stderr
+    run = lane.home / "near" / "here"
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-000001", "step-000002"}
+    whole = (run / "tokenizer.json").read_bytes()
+    (run / "tokenizer.json").write_bytes(whole[:-1] + b" ")
+    with pytest.raises(IntegrityError):
+        open_adapter(run)
+    (run / "config.json").unlink()
+    done = train(lane, "--resume", "near/here")
+    assert done.returncode == 0, done.stderr
+    assert (run / "tokenizer.json").read_bytes() == whole
+    assert open_adapter(run).origin == "run"
+
+
+@pytest.mark.parametrize("out", ["rows.jsonl/x", "rows.jsonl/x/y"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--preview", "1")])
+def test_a_place_where_no_folder_can_be_made_is_refused_before_anything(lane, monkeypatch, capsys, out, more):
+    told = ("--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--out", str(lane.home / out))
+    status, said = refused(lane, monkeypatch, capsys, *told, *more)
+    assert status == 2 and "out-folder" in said and "rows.jsonl is not a folder" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_a_place_that_looks_writable_and_is_not_is_no_bug(lane):
+    told = ("--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--out", "/proc/x/y")
+    done = train(lane, *told, *OPTIONS)
+    assert done.returncode == 2 and "out-folder" in done.stderr, done.stderr
 
 
 def louder(run: Path, folder: Path) -> RunDirectory:

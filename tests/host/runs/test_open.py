@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,11 @@ def test_the_manifest_is_strict() -> None:
     for field in some_facts().model_dump():
         with pytest.raises(ValidationError):
             AdapterManifest.model_validate({k: v for k, v in whole.items() if k != field})
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_manifest.json", "run.json"])
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(run: RunDirectory, name: str) -> None:
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    error = refusal(run.path)
+    assert error.code == "run-special-file" and name in error.message

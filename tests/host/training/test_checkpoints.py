@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,28 @@ def test_a_damaged_one_is_refused_and_no_older_one_taken_in_its_place(checkpoint
         checkpoints.latest()
     facts = dict(caught.value.facts)
     assert facts["expected"] == f"sha256:{DIGEST}"
-    assert facts["found"] == hashlib.sha256(b"other").hexdigest()
+    assert facts["found"] == f"sha256:{hashlib.sha256(b'other').hexdigest()}"
     assert str(checkpoints.path(11)) in caught.value.remedy
     (checkpoints.path(11) / "host.json").write_text("{}")
     with pytest.raises(IntegrityError, match=r"host\.json"):
         checkpoints.latest()
+
+
+@pytest.mark.parametrize("field", ["best_step", "metrics_sha256", "without_gain", "record_digest"])
+def test_a_changed_record_is_no_checkpoint(checkpoints, field):
+    path = checkpoints.path(11) / "host.json"
+    fields = json.loads(path.read_text())
+    fields[field] = "0" * 64 if isinstance(fields[field], str) else 4
+    path.write_text(json.dumps(fields, indent=2) + "\n")
+    with pytest.raises(IntegrityError, match=r"host\.json is not what the run wrote"):
+        checkpoints.latest()
+
+
+def test_the_best_of_a_kept_one_is_kept_with_it(checkpoints):
+    state = checkpoints.read(11).state
+    checkpoints.complete(state.model_copy(update={"best_step": 9}))
+    checkpoints.keep_only({11})
+    assert checkpoints.steps() == [9, 11]
 
 
 def test_only_those_that_are_to_be_kept_stay(checkpoints):

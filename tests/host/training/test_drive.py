@@ -27,6 +27,7 @@ from vox_host.errors import VoxError, WorkerFailedError
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.manifest import parse_manifest
 from vox_host.training import drive as drive_module
+from vox_host.training.checkpoints import Checkpoints
 from vox_host.training.metrics import read_lines
 
 KILLS = 20
@@ -62,7 +63,9 @@ def test_a_run_leaves_its_adapter_metrics_plot_and_the_checkpoints_that_are_kept
     best = min((loss, step) for step, loss in evaluations.items() if step)[1]
     assert published_step(whole) == best
     kept = {path.name for path in (whole / "checkpoints").iterdir()}
-    assert kept == {f"step-{step:06d}" for step in {10, 12, best}}
+    # Whoever goes on from step 10 goes on from what was the best then, too.
+    best_then = min((loss, step) for step, loss in evaluations.items() if 0 < step <= 10)[1]
+    assert kept == {f"step-{step:06d}" for step in {10, 12, best, best_then}}
     assert (whole / "adapter_model.safetensors").read_bytes() == (
         whole / "checkpoints" / f"step-{best:06d}" / "adapter.safetensors"
     ).read_bytes()
@@ -251,10 +254,10 @@ def test_a_checkpoint_of_another_adapter_is_not_gone_on_from(fast_path, model):
     folder = fast_path / "run"
     watched = Watched()
     run_to_end(a_job(folder, model, report=watched, should_stop=partial(reached, watched, 2)), model)
-    state = folder / "checkpoints" / "step-000002" / "host.json"
-    text = state.read_text()
-    digest = json.loads(text)["adapter_digest"]
-    state.write_text(text.replace(digest, "0" * 64))
+    checkpoints = Checkpoints(folder / "checkpoints")
+    state = checkpoints.read(2).state
+    digest = state.adapter_digest
+    checkpoints.complete(state.model_copy(update={"adapter_digest": "0" * 64}))
     error = stopped_by(a_job(folder, model), InProcessTrainer(model))
     assert error.code == "resume-differs"
     assert digest in dict(error.facts)["found"]

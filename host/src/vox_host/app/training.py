@@ -48,6 +48,7 @@ __all__ = [
     "check_out",
     "create_run",
     "open_trainer",
+    "put_beside",
     "run_record",
     "run_training",
 ]
@@ -152,10 +153,10 @@ def run_record(prepared: Prepared, load: m.LoadResult) -> RunRecord:
 
 
 def check_out(out: Path) -> None:
-    """Refuse a place for a new run where something is.
+    """Refuse a place for a new run where something is, or where no folder can be made.
 
     Raises:
-        UsageError: there is.
+        UsageError: `out-exists` or `out-folder`.
     """
     if out.exists() or out.is_symlink():
         is_run = (out / RUN_JSON).is_file()
@@ -166,24 +167,39 @@ def check_out(out: Path) -> None:
             if is_run
             else "Name a new folder.",
         )
+    above = out.absolute().parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "is not writable" if above.is_dir() else "is not a folder"
+        raise UsageError(
+            "out-folder", f"--out {out}: {above} {why}; nothing was started", remedy="Name another place."
+        )
 
 
 def create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory:
     """Make the folder of a new run, whole or not at all: run.json and what serving will need.
 
     Raises:
-        UsageError: something has come to be there.
-        OSError: it can't be written; nothing is there.
+        UsageError: something has come to be there, or `out-folder`: it can't be written, and isn't there.
     """
+    try:
+        return _create_run(out, prepared, record)
+    except OSError as error:
+        raise UsageError(
+            "out-folder",
+            f"--out {out} can't be written: {error.strerror or error}; it is not there, nothing was trained",
+            facts=[("path", str(error.filename or out))],
+            remedy="Make room, or name another place.",
+        ) from error
+
+
+def _create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory:
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         aside.mkdir()
-        for name in _BESIDE:
-            if (prepared.model.path / name).is_file():
-                shutil.copyfile(prepared.model.path / name, aside / name)
-        if prepared.template is not None:
-            (aside / CHAT_TEMPLATE).write_text(prepared.template.source, encoding="utf-8")
+        put_beside(aside, prepared)
         (aside / RUN_JSON).write_text(record_text(record), encoding="utf-8")
         for path in aside.iterdir():
             _sync(path)
@@ -195,6 +211,25 @@ def create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return RunDirectory(out)
+
+
+def put_beside(folder: Path, prepared: Prepared) -> None:
+    """Put what serving needs into a run's folder: the base model's very files, and the template that trains.
+
+    What is there and differs was damaged since, or lost: a manifest must not vouch for that.
+    """
+    sources = {name: prepared.model.path / name for name in _BESIDE}
+    contents = {name: path.read_bytes() for name, path in sources.items() if path.is_file()}
+    if prepared.template is not None:
+        contents[CHAT_TEMPLATE] = prepared.template.source.encode("utf-8")
+    for name, content in contents.items():
+        target = folder / name
+        if target.is_file() and target.read_bytes() == content:
+            continue
+        aside = folder / f".{name}.partial"
+        aside.write_bytes(content)
+        _sync(aside)
+        aside.replace(target)
 
 
 async def run_training(

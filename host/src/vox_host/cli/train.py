@@ -18,6 +18,7 @@ from vox_host.app.training import (
     check_out,
     create_run,
     open_trainer,
+    put_beside,
     run_record,
     run_training,
 )
@@ -47,6 +48,7 @@ from vox_host.cli.train_texts import (
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
 from vox_host.runs.layout import RunDirectory
+from vox_host.runs.open import refuse_special_files
 from vox_host.settings import load_settings
 from vox_host.training.dataset import parse_holdout
 from vox_host.training.lock import held_run
@@ -178,11 +180,13 @@ def _resume(
 ) -> dict[str, Any]:
     run = RunDirectory(path)
     # First: a lock in a folder that is no run would be litter.
+    refuse_special_files(path)
     read_run_record(path)
     settings = load_settings()
     with held_run(path):
         machine = probe_machine(early_probe.take())
         prepared, record = prepare_resumed(settings, run, machine, micro_batch_size=micro_batch_size)
+        put_beside(path, prepared)
         show_prepared(prepared, is_quiet=is_quiet)
         if rows:
             return print_preview(prepared, rows)

@@ -22,7 +22,7 @@ from vox_host.runs.source import AdapterSource
 from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.strict_json import CheckpointError, parse_json_object
 
-__all__ = ["READERS", "is_adapter_folder", "open_adapter", "read_verified"]
+__all__ = ["READERS", "is_adapter_folder", "open_adapter", "refuse_special_files", "read_verified"]
 
 Reader = Callable[[Path], AdapterSource | None]
 """Reads a folder of a layout that is not ours; None: it isn't of that layout."""
@@ -41,6 +41,24 @@ def is_adapter_folder(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in names)
 
 
+def refuse_special_files(path: Path) -> None:
+    """Refuse a folder with a pipe, a socket or a device in it: to read one may never end.
+
+    Raises:
+        ModelError: there is one.
+    """
+    for folder in (path, path / PUBLISHED):
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        for entry in entries:
+            if entry.exists() and not (entry.is_file() or entry.is_dir()):
+                raise ModelError(
+                    "run-special-file",
+                    f"{entry} is a pipe, a socket or a device; nothing was read",
+                    facts=[("expected", "files and folders")],
+                    remedy="Take it out of the folder.",
+                )
+
+
 def open_adapter(path: Path) -> AdapterSource:
     """Find the adapter in the folder `path`: a run's, or one of another layout.
 
@@ -57,6 +75,7 @@ def open_adapter(path: Path) -> AdapterSource:
             f"{path} is not a folder; nothing was loaded",
             remedy="Name a run's directory, or a folder that holds an adapter.",
         )
+    refuse_special_files(path)
     if _is_ours(path):
         return _open_run(path)
     for read in READERS:

@@ -52,6 +52,8 @@ class HostState(BaseModel):
     metrics_bytes: int = Field(ge=0)
     """metrics.jsonl up to here, and its SHA-256."""
     metrics_sha256: str = Field(pattern=_HEX)
+    record_digest: str | None = Field(default=None, pattern=_HEX)
+    """In the file: SHA-256 of its text with null here. None: in memory."""
 
     @staticmethod
     def of(course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
@@ -114,16 +116,23 @@ class Checkpoints:
         Raises:
             IntegrityError: something in it is not what was written.
         """
+        folder, state = self.path(step), self._record(step)
+        for name, expected in state.files.items():
+            found = _digest(folder / name)
+            if found != f"sha256:{expected}":
+                raise _damaged(folder / name, f"sha256:{expected}", found)
+        return Checkpoint(folder, state)
+
+    def _record(self, step: int) -> HostState:
         folder = self.path(step)
         try:
             state = HostState.model_validate_json((folder / HOST_STATE).read_bytes())
         except (OSError, ValidationError) as error:
             raise _damaged(folder / HOST_STATE, "a checkpoint's record", str(error).splitlines()[0]) from None
-        for name, expected in state.files.items():
-            found = _digest(folder / name)
-            if found != expected:
-                raise _damaged(folder / name, f"sha256:{expected}", found)
-        return Checkpoint(folder, state)
+        told, state = state.record_digest, state.model_copy(update={"record_digest": None})
+        if told != _record_digest(state):
+            raise _damaged(folder / HOST_STATE, f"sha256:{_record_digest(state)}", f"sha256:{told}")
+        return state
 
     def latest(self) -> Checkpoint | None:
         """Return the newest; None: there is none.
@@ -151,12 +160,19 @@ class Checkpoints:
     def complete(self, state: HostState) -> Checkpoint:
         """Add our record to what the worker saved: from now on it is a checkpoint."""
         folder = self.path(state.step)
-        write_aside(folder / HOST_STATE, json.dumps(state.model_dump(mode="json"), indent=2).encode() + b"\n")
+        told = state.model_copy(update={"record_digest": _record_digest(state)})
+        write_aside(folder / HOST_STATE, _record_text(told))
         return Checkpoint(folder, state)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Remove all others."""
-        for step in set(self.steps()) - steps:
+        """Remove all others but the best ones of those kept: to go on from one takes the best of its time."""
+        kept = set(steps)
+        for step in sorted(steps, reverse=True):
+            # One that can't be read keeps nothing: the run never goes on from it.
+            with contextlib.suppress(IntegrityError):
+                best = self._record(step).best_step
+                kept |= set() if best is None else {best}
+        for step in set(self.steps()) - kept:
             self._remove(self.path(step))
 
     def _remove(self, folder: Path) -> None:
@@ -166,10 +182,18 @@ class Checkpoints:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _record_text(state: HostState) -> bytes:
+    return json.dumps(state.model_dump(mode="json"), indent=2).encode() + b"\n"
+
+
+def _record_digest(state: HostState) -> str:
+    return hashlib.sha256(_record_text(state)).hexdigest()
+
+
 def _digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return f"{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         return error.strerror or str(error)
 

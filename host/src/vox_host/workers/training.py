@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from vox_host.errors import PluginError
@@ -77,6 +78,9 @@ class TrainingClient:
         Raises:
             VoxError: the worker's own error, or how it ended.
         """
+        if params.resume_dir is not None:
+            # The worker has a working directory of its own.
+            params = params.model_copy(update={"resume_dir": str(Path(params.resume_dir).absolute())})
         return await self._call("train_begin", params, t.TrainBeginResult)
 
     async def step(self, examples: Sequence[t.TrainExample]) -> t.TrainStepResult:
@@ -110,7 +114,8 @@ class TrainingClient:
         Raises:
             VoxError: the worker's own error (the folder is not there), or how it ended.
         """
-        return await self._call("train_save", t.TrainSaveParams(folder=folder), t.TrainSaveResult)
+        params = t.TrainSaveParams(folder=str(Path(folder).absolute()))
+        return await self._call("train_save", params, t.TrainSaveResult)
 
     async def _call(self, method: m.Method, params: m.Message, result: type[R]) -> R:
         event = await self._worker.call(method, params)
