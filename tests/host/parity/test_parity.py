@@ -55,7 +55,7 @@ def lane(request, tmp_path_factory) -> InstalledLane:
         home,
         "mens-cpu-ref",
         "from mens_cpu_ref.plugin import backend\n",
-        capabilities='"generate", "evaluate", "trace", "train"',
+        capabilities='"generate", "evaluate", "trace", "train", "adapters"',
     )
     return install_lane(home, "vox-lane", CODE)
 

@@ -61,9 +61,9 @@ def merging():
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def open_template():
-    """Return a function that makes a chat template as the server does."""
+    """Return a function that makes a chat template as the server does. Each has a child, ended here."""
     made: dict[tuple[str, int], ChatTemplate] = {}
 
     def make(source: str, tokenizer: Tokenizer) -> ChatTemplate:
