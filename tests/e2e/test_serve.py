@@ -197,14 +197,10 @@ def test_eight_together_give_three_times_the_tokens_per_second_of_one(cli):
             assert made == 64 * users
             return made / (time.perf_counter() - began)
 
-        # In turn, and the best of each side: a busy machine slows a round, not the claim.
-        rounds: list[tuple[float, float]] = []
-        while len(rounds) < 10:
-            rounds.append((rate(8), rate(1)))
-            together, alone = (max(rates) for rates in zip(*rounds, strict=True))
-            if len(rounds) >= 2 and together >= 3 * alone:
-                return
-        pytest.fail(f"eight users and one, tokens/s: {rounds}")
+        # In turn, and the best of each side: a busy machine slows one round, not the claim.
+        rounds = [(rate(8), rate(1)) for _ in range(3)]
+        together, alone = (max(rates) for rates in zip(*rounds, strict=True))
+        assert together >= 3 * alone, rounds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proportional set sizes are read from /proc")
