@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -198,6 +199,16 @@ def test_damage_is_found_before_anything_is_begun(tmp_path, damage, code):
         resume(tmp_path / "run")
     assert caught.value.error.code == code
     assert "run" in caught.value.error.message
+
+
+def test_a_changed_file_is_named_with_both_digests_written_alike(tmp_path):
+    save(tmp_path / "run")
+    flip(tmp_path / "run" / ADAPTER)
+    with pytest.raises(BackendError) as caught:
+        resume(tmp_path / "run")
+    facts = caught.value.error.facts
+    digests = [re.fullmatch(r"sha256:([0-9a-f]{64})", facts[name])[1] for name in ("expected", "found")]
+    assert digests[0] != digests[1]
 
 
 def test_another_base_model_is_refused_with_both_digests(tmp_path):

@@ -166,6 +166,43 @@ def test_relative_paths_are_the_callers_and_what_was_damaged_is_put_back(lane, m
     assert open_adapter(run).origin == "run"
 
 
+def test_what_is_gone_of_a_trained_run_is_named_and_resuming_puts_it_back(lane, monkeypatch, capsys):
+    rows = lane.home / "chats.jsonl"
+    turns = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n % 3}"}] for n in range(6)
+    ]
+    rows.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    run = lane.home / "chats"
+    short = ("--steps", "2", "--save-every", "1", "--batch-size", "2", "--rank", "2", "--targets", "q_proj")
+    done = train(lane, "--model", MODEL, "--data", str(rows), "--out", str(run), *short)
+    assert done.returncode == 0, done.stderr
+    before = results(run)
+    gone = {"adapter_manifest.json", "chat_template.jinja", "adapter_config.json"}
+    for name in gone:
+        content = (run / name).read_bytes()
+        (run / name).unlink()
+        capsys.readouterr()
+        monkeypatch.setenv("VOX_HOME", str(lane.home))
+        assert cli.run(["generate", "--model", str(run), "--prompt", "x"]) == 4
+        said = capsys.readouterr().err
+        assert f"lacks {name}" in said and f"`vox-host train --resume {run}` puts back" in said
+        (run / name).write_bytes(content)
+    for name in gone:
+        (run / name).unlink()
+    done = train(lane, "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert results(run) == before
+    (run / "chat_template.jinja").write_text("{{ mine }}")
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 4 and "error[resume-template-changed]" in said and said.count("sha256:") == 2
+    (run / "chat_template.jinja").unlink()
+    record = run / "run.json"
+    fields = json.loads(record.read_text())
+    record.write_text(json.dumps({**fields, "template": "0" * 64}))
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 4 and "found     no such file" in said
+
+
 @pytest.mark.parametrize("out", ["rows.jsonl/x", "rows.jsonl/x/y"])
 @pytest.mark.parametrize("more", [(), ("--dry-run",), ("--preview", "1")])
 def test_a_place_where_no_folder_can_be_made_is_refused_before_anything(lane, monkeypatch, capsys, out, more):

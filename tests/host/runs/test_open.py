@@ -99,15 +99,46 @@ def test_a_manifest_that_binds_nothing_is_refused(run: RunDirectory) -> None:
 def test_a_run_without_weights_says_what_is_missing(run: RunDirectory, tmp_path: Path) -> None:
     run.adapter_model.unlink()
     error = refusal(run.path)
-    assert (error.exit_code, error.code) == (2, "run-incomplete")
+    assert (error.exit_code, error.code) == (4, "run-incomplete")
     assert dict(error.facts)["missing"] == ["adapter_model.safetensors"]
     assert "lacks adapter_model.safetensors" in error.message
     begun = a_run(tmp_path / "begun")
     error = refusal(begun.path)
+    assert (error.exit_code, error.code) == (2, "run-incomplete")
+    assert "has no adapter yet" in error.message and "first checkpoint" in str(error.remedy)
     assert dict(error.facts)["missing"] == [
         "adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json",
     ]  # fmt: skip
     assert "--resume" in str(error.remedy)
+
+
+NAMES = ("adapter_model.safetensors", "adapter_config.json", "chat_template.jinja", "tokenizer.json")
+
+
+# A copy without both manifest and run.json is of PEFT's layout, which lacks nothing.
+@pytest.mark.parametrize(
+    ("name", "is_run"),
+    [("adapter_manifest.json", True), *((name, is_run) for name in NAMES for is_run in (True, False))],
+)
+def test_a_file_of_a_published_adapter_that_is_gone_is_a_matter_of_integrity(
+    run: RunDirectory, name: str, is_run: bool
+) -> None:
+    (run.path / name).unlink()
+    if not is_run:
+        run.run_json.unlink()
+    error = refusal(run.path)
+    assert (error.exit_code, error.code) == (4, "run-incomplete")
+    assert dict(error.facts)["missing"] == [name]
+    assert f"lacks {name}, which its adapter was published with" in error.message
+    assert (f"--resume {run.path}` puts back" in str(error.remedy)) is is_run
+
+
+def test_a_run_that_was_killed_before_its_first_publish_says_what_resuming_does(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    a_checkpoint(run.checkpoint(3))
+    error = refusal(run.path)
+    assert error.exit_code == 2
+    assert error.remedy == f"`vox-host train --resume {run.path}` publishes that of its checkpoints."
 
 
 def test_a_file_that_is_gone_or_can_not_be_read_is_named(run: RunDirectory) -> None:

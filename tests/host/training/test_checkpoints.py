@@ -61,8 +61,33 @@ def test_a_damaged_one_is_refused_and_no_older_one_taken_in_its_place(checkpoint
     assert facts["found"] == f"sha256:{hashlib.sha256(b'other').hexdigest()}"
     assert str(checkpoints.path(11)) in caught.value.remedy
     (checkpoints.path(11) / "host.json").write_text("{}")
-    with pytest.raises(IntegrityError, match=r"host\.json"):
+    with pytest.raises(IntegrityError, match=r"host\.json") as caught:
         checkpoints.latest()
+    assert "None" not in str(caught.value.facts)
+
+
+def test_a_record_without_its_digest_says_so(checkpoints):
+    path = checkpoints.path(11) / "host.json"
+    fields = json.loads(path.read_text())
+    fields["record_digest"] = None
+    path.write_text(json.dumps(fields))
+    with pytest.raises(IntegrityError) as caught:
+        checkpoints.latest()
+    assert dict(caught.value.facts)["found"] == "no digest of its own"
+
+
+def test_what_came_after_a_damaged_one_goes_with_it_and_the_one_before_is_named(checkpoints):
+    (checkpoints.path(10) / "state.json").write_bytes(b"other")
+    with pytest.raises(IntegrityError) as caught:
+        checkpoints.read(10)
+    gone = f"{checkpoints.path(10)} {checkpoints.path(11)}"
+    assert (
+        caught.value.remedy == f"`rm -r {gone}`, and the run goes on from the checkpoint before it, step 9."
+    )
+    (checkpoints.path(9) / "state.json").write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="step-000009") as caught:
+        checkpoints.read(9)
+    assert caught.value.remedy.endswith("the start: none is before it.")
 
 
 @pytest.mark.parametrize("field", ["best_step", "metrics_sha256", "without_gain", "record_digest"])

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import resource
+import shlex
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -23,7 +25,7 @@ from fixtures.training_runs import (
     run_to_end,
     some_options,
 )
-from vox_host.errors import VoxError, WorkerFailedError
+from vox_host.errors import UsageError, VoxError, WorkerFailedError
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.manifest import parse_manifest
 from vox_host.training import drive as drive_module
@@ -245,9 +247,87 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(fast_path, mod
     assert "File too large" in error.message
     assert error.exit_code == 2
     assert dict(error.facts)["last checkpoint"].endswith("step-000004")
-    assert f"--resume {folder}` goes on from step 4" in error.remedy
+    # What the worker says of a save is for one that goes on, and this run has ended.
+    assert error.remedy == f"Make room, then `vox-host train --resume {folder}` goes on from step 4."
     run_to_end(a_job(folder, model), model)
     assert results(folder) == results(whole)
+
+
+@pytest.mark.parametrize("code", ["save-failed", "publish-failed", "publish-unfinished"])
+def test_whatever_can_not_be_written_the_run_s_last_words_are_of_a_run_that_has_ended(fast_path, model, code):
+    full = UsageError(code, "it can't be written", remedy="Save again: the training goes on meanwhile.")
+    error = stopped_by(a_job(fast_path / "run", model), Failing(model, full, at_step=6))
+    assert (
+        error.remedy == f"Make room, then `vox-host train --resume {fast_path / 'run'}` goes on from step 4."
+    )
+
+
+def damaged_run(folder: Path, model: Path) -> Checkpoints:
+    """A finished run of which every other checkpoint is the best of its time."""
+    run_to_end(a_job(folder, model, some_options(eval_every=1, save_every=1, keep_last=3)), model)
+    return Checkpoints(folder / "checkpoints")
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def test_a_damaged_newest_checkpoint_is_told_with_those_that_are_there_and_nothing_was_begun(
+    fast_path, model
+):
+    folder = fast_path / "run"
+    checkpoints = damaged_run(folder, model)
+    there = checkpoints.steps()
+    before = results(folder)
+    for file in ("optimizer.safetensors", "host.json"):
+        content = (checkpoints.path(there[-1]) / file).read_bytes()
+        flip(checkpoints.path(there[-1]) / file)
+        error = stopped_by(a_job(folder, model), InProcessTrainer(model))
+        (checkpoints.path(there[-1]) / file).write_bytes(content)
+        facts = dict(error.facts)
+        assert (error.code, error.exit_code) == ("checkpoint-damaged", 4)
+        assert facts["checkpoints"] == [f"step-{step:06d}" for step in there] and len(there) > 2
+        assert "step" not in facts and "last checkpoint" not in facts
+        assert error.remedy == (
+            f"`rm -r {checkpoints.path(there[-1])}`, and the run goes on from the checkpoint before it, "
+            f"step {there[-2]}. Then: `vox-host train --resume {folder}`."
+        )
+        assert "nothing was trained" in error.message
+    assert results(folder) == before
+
+
+def test_what_is_said_of_a_damaged_checkpoint_brings_the_run_to_its_end(fast_path, model):
+    """Whichever it is: the best one is needed by those after it."""
+    run_to_end(a_job(fast_path / "whole", model), model)
+    for at, _ in enumerate(Checkpoints(fast_path / "whole" / "checkpoints").steps()):
+        folder = fast_path / f"run-{at}"
+        shutil.copytree(fast_path / "whole", folder)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        flip(checkpoints.path(checkpoints.steps()[at]) / "adapter.safetensors")
+        for _ in range(len(checkpoints.steps()) + 1):
+            try:
+                run_to_end(a_job(folder, model), model)
+                break
+            except VoxError as error:
+                assert error.code == "checkpoint-damaged"
+                said = error.remedy
+            for path in shlex.split(said.split("`")[1])[2:]:
+                shutil.rmtree(path)
+        else:
+            raise AssertionError(said)
+        assert (folder / "adapter_model.safetensors").read_bytes() == (
+            fast_path / "whole" / "adapter_model.safetensors"
+        ).read_bytes()
+
+
+def test_a_worker_that_dies_before_the_first_step_has_no_step_to_name(fast_path, model):
+    class Dying(InProcessTrainer):
+        async def begin(self, params):
+            raise WorkerFailedError("worker-died", "it died")
+
+    error = stopped_by(a_job(fast_path / "run", model), Dying(model))
+    assert dict(error.facts) == {"last checkpoint": "none yet"}
+    assert error.remedy.endswith("goes on from the start: there is no checkpoint yet.")
 
 
 def test_a_checkpoint_of_another_adapter_is_not_gone_on_from(fast_path, model):
@@ -260,4 +340,8 @@ def test_a_checkpoint_of_another_adapter_is_not_gone_on_from(fast_path, model):
     checkpoints.complete(state.model_copy(update={"adapter_digest": "0" * 64}))
     error = stopped_by(a_job(folder, model), InProcessTrainer(model))
     assert error.code == "resume-differs"
-    assert digest in dict(error.facts)["found"]
+    facts = dict(error.facts)
+    assert (facts["expected"], facts["found"]) == (
+        f"step 2, adapter sha256:{'0' * 64}",
+        f"step 2, adapter sha256:{digest}",
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from vox_host.chat.templates import template_names
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
@@ -34,6 +35,7 @@ from vox_host.training.record import (
     DataRecord,
     PluginRecord,
     RunRecord,
+    changed_since,
     read_run_record,
     refuse_changes,
 )
@@ -200,17 +202,10 @@ def prepare_resumed(
     found = [("data", record.data.path, record.data.sha256, files.rows.digest)]
     if files.held_out is not None and isinstance(record.held_out, DataRecord):
         found.append(("data", record.held_out.path, record.held_out.sha256, files.held_out.digest))
-    template = None
-    if record.template is not None:
-        try:
-            source = run.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            source = str(error)
-        found.append(("template", str(run.chat_template), record.template, _sha256(source)))
-        template = TemplateChoice(source, str(run.chat_template), None)
     refuse_changes(run.path, found)
     verify_files(model, lambda *_: None, trust_unchanged=True)
     tokenizer = Tokenizer.load(model.path)
+    template = None if record.template is None else _template_of_then(run, record.template, tokenizer)
     options = record.options
     if micro_batch_size is not None:
         options = options.model_copy(update={"micro_batch_size": micro_batch_size})
@@ -288,6 +283,30 @@ def memory_budget_of(settings: Settings, machine: Machine, vendor: Vendor) -> tu
         unified_reserve_bytes=settings.unified_memory_reserve_bytes,
         vram_safety=settings.vram_safety,
     )
+
+
+def _template_of_then(run: RunDirectory, digest: str, tokenizer: Tokenizer) -> TemplateChoice:
+    """Return the template that the run was begun with; one that is gone is found again where it came from.
+
+    Raises:
+        IntegrityError: it was changed, or is gone and the model has another one now.
+    """
+    place = run.chat_template
+    try:
+        content = place.read_bytes()
+    except FileNotFoundError:
+        known = [choose_template(tokenizer), *(choose_template(tokenizer, name) for name in template_names())]
+        for choice in known:
+            if _sha256(choice.source) == digest:
+                return choice
+        found = "no such file, and no template of the model or of vox-host is the one"
+    except OSError as error:
+        found = error.strerror or str(error)
+    else:
+        found = hashlib.sha256(content).hexdigest()
+        if found == digest:
+            return TemplateChoice(content.decode("utf-8"), str(place), None)
+    raise changed_since(run.path, "template", str(place), digest, found)
 
 
 def _sha256(text: str) -> str:

@@ -11,6 +11,7 @@ __all__ = [
     "ADAPTER_MODEL",
     "BESIDE",
     "CHAT_TEMPLATE",
+    "CHECKPOINTS",
     "CHECKPOINT_ADAPTER",
     "CONFIG",
     "PUBLISHED",
@@ -29,6 +30,9 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 BESIDE = (TOKENIZER, CONFIG, CHAT_TEMPLATE)
 """Files that the adapter was trained with; the manifest binds those that are there."""
+
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's checkpoints."""
 
 CHECKPOINT_ADAPTER = "adapter.safetensors"
 """The adapter in a folder that a worker's `train_save` wrote."""
@@ -84,7 +88,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` steps."""

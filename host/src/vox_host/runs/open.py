@@ -12,6 +12,7 @@ from vox_host.runs.layout import (
     ADAPTER_MANIFEST,
     ADAPTER_MODEL,
     CHAT_TEMPLATE,
+    CHECKPOINTS,
     PUBLISHED,
     RUN_JSON,
 )
@@ -66,8 +67,8 @@ def open_adapter(path: Path) -> AdapterSource:
 
     Raises:
         UsageError: there is no such folder.
-        ModelError: the folder has no adapter; what is missing is named.
-        IntegrityError: a file is not the one that was published, with both digests.
+        ModelError: the folder has no adapter, or none yet; what is missing is named.
+        IntegrityError: a file is not the one that was published, with both digests, or it is gone.
     """
     if not path.is_dir():
         raise UsageError(
@@ -183,7 +184,7 @@ def _verify(path: Path, folder: Path, manifest: AdapterManifest) -> None:
             )
 
 
-def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> ModelError:
+def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> VoxError:
     if isinstance(error, FileNotFoundError):
         return _incomplete(path, expected)
     return ModelError(
@@ -193,17 +194,28 @@ def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> ModelErr
     )
 
 
-def _incomplete(path: Path, expected: Sequence[str] = _WHOLE) -> ModelError:
+def _incomplete(path: Path, expected: Sequence[str] = _WHOLE) -> VoxError:
     missing = [name for name in expected if not (path / name).exists()]
+    facts = [("missing", missing), ("found", sorted(p.name for p in path.iterdir())[:20])]
     is_run = (path / RUN_JSON).exists()
+    resume = f"`vox-host train --resume {path}`"
+    is_published = any((path / name).exists() for name in (*_WHOLE, PUBLISHED))
+    if (is_run and is_published) or expected is not _WHOLE:
+        # It was whole once: these three change as one, and the manifest names what else belongs to them.
+        return IntegrityError(
+            "run-incomplete",
+            f"{path} lacks {', '.join(missing)}, which its adapter was published with; nothing was loaded",
+            facts=facts,
+            remedy=f"{resume} puts back what is missing." if is_run else "Take it from where it came.",
+        )
+    has_saved = any((path / CHECKPOINTS).glob("step-*"))
     what = "has no adapter yet" if is_run else "holds no adapter that can be read"
-    if ADAPTER_MANIFEST not in missing and expected is not _WHOLE:
-        what = f"lacks {', '.join(missing)}, which its adapter was published with"
+    goes_on = "publishes that of its checkpoints" if has_saved else "goes on to its first checkpoint"
     return ModelError(
         "run-incomplete",
         f"{path} {what}; nothing was loaded",
-        facts=[("missing", missing), ("found", sorted(p.name for p in path.iterdir())[:20])],
-        remedy=f"`vox-host train --resume {path}` goes on to its first checkpoint."
+        facts=facts,
+        remedy=f"{resume} {goes_on}."
         if is_run
         else "Name a run's directory, or a folder with adapter_model.safetensors and adapter_config.json.",
     )

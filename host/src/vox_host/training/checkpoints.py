@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,19 +121,33 @@ class Checkpoints:
         for name, expected in state.files.items():
             found = _digest(folder / name)
             if found != f"sha256:{expected}":
-                raise _damaged(folder / name, f"sha256:{expected}", found)
+                raise self._damaged(step, name, f"sha256:{expected}", found)
         return Checkpoint(folder, state)
 
     def _record(self, step: int) -> HostState:
-        folder = self.path(step)
         try:
-            state = HostState.model_validate_json((folder / HOST_STATE).read_bytes())
+            state = HostState.model_validate_json((self.path(step) / HOST_STATE).read_bytes())
         except (OSError, ValidationError) as error:
-            raise _damaged(folder / HOST_STATE, "a checkpoint's record", str(error).splitlines()[0]) from None
+            problem = str(error).splitlines()[0]
+            raise self._damaged(step, HOST_STATE, "a checkpoint's record", problem) from None
         told, state = state.record_digest, state.model_copy(update={"record_digest": None})
         if told != _record_digest(state):
-            raise _damaged(folder / HOST_STATE, f"sha256:{_record_digest(state)}", f"sha256:{told}")
+            found = "no digest of its own" if told is None else f"sha256:{told}"
+            raise self._damaged(step, HOST_STATE, f"sha256:{_record_digest(state)}", found)
         return state
+
+    def _damaged(self, step: int, name: str, expected: str, found: str) -> IntegrityError:
+        # What came after it may need it: to go on from one takes the best of its time.
+        others = self.steps()
+        gone = [self.path(other) for other in others if other >= step] or [self.path(step)]
+        left = [other for other in others if other < step]
+        goes_on = f"the checkpoint before it, step {left[-1]}" if left else "the start: none is before it"
+        return IntegrityError(
+            "checkpoint-damaged",
+            f"{self.path(step) / name} is not what the run wrote; nothing was trained",
+            facts=[("file", str(self.path(step) / name)), ("expected", expected), ("found", found)],
+            remedy=f"`rm -r {shlex.join(map(str, gone))}`, and the run goes on from {goes_on}.",
+        )
 
     def latest(self) -> Checkpoint | None:
         """Return the newest; None: there is none.
@@ -196,12 +211,3 @@ def _digest(path: Path) -> str:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _damaged(file: Path, expected: str, found: str) -> IntegrityError:
-    return IntegrityError(
-        "checkpoint-damaged",
-        f"{file} is not what the run wrote; nothing was started",
-        facts=[("file", str(file)), ("expected", expected), ("found", found)],
-        remedy=f"`rm -r {file.parent}`, and the run goes on from the checkpoint before it.",
-    )

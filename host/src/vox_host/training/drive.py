@@ -30,6 +30,9 @@ __all__ = ["Job", "Outcome", "Reporter", "StepSeen", "Trainer", "drive"]
 _AT_ONCE = 32
 """Held-out examples in one request."""
 
+_NO_ROOM = ("run-not-written", "save-failed", "publish-failed", "publish-unfinished")
+"""Of a disk that can't be written. A worker's remedy is for whoever goes on with it; this run has ended."""
+
 
 class Trainer(Protocol):
     """What a `TrainingClient` is to the loop."""
@@ -119,6 +122,8 @@ class _Loop:
         self._pace = job.options.pace
         self._course = Course()
         self._saved: Checkpoint | None = None
+        self._is_begun = False
+        """Whether the worker goes on from where the run stands: before, no step was asked for."""
         self._published: int | None = None
         """Of which step the run's adapter is known to be."""
         self._checkpoints = Checkpoints(job.run.checkpoints)
@@ -136,6 +141,7 @@ class _Loop:
         folder = None if self._saved is None else str(self._saved.folder)
         self._begun = await self._trainer.begin(options.begin(resume_dir=folder))
         self._check_begun(self._begun)
+        self._is_begun = True
         self._timings.append({"event": "begun", "step": self._course.step, "at": _now()})
         job.report.begun(self._begun, self._course)
         if self._saved is not None:
@@ -175,8 +181,8 @@ class _Loop:
                 "resume-differs",
                 "the worker did not go on from what the checkpoint holds; nothing was trained",
                 facts=[
-                    ("expected", f"step {expected[0]}, adapter {expected[1]}"),
-                    ("found", f"step {begun.step}, adapter {begun.adapter_digest}"),
+                    ("expected", f"step {expected[0]}, adapter sha256:{expected[1]}"),
+                    ("found", f"step {begun.step}, adapter sha256:{begun.adapter_digest}"),
                 ],
                 remedy="`vox-host plugin check` says what is wrong with the plugin.",
             )
@@ -271,20 +277,27 @@ class _Loop:
 
     def stopped(self, error: VoxError) -> VoxError:
         """Return the error with where the run stands and how it goes on."""
-        saved = self._saved
-        goes_on = f"`vox-host train --resume {self._job.run.path}` goes on from " + (
+        saved, there = self._saved, self._checkpoints.steps()
+        resume = f"`vox-host train --resume {self._job.run.path}`"
+        goes_on = f"{resume} goes on from " + (
             f"step {saved.state.step}." if saved else "the start: there is no checkpoint yet."
         )
         if error.code == "non-finite":
             # The same step would fail the same way.
             goes_on = "A lower --learning-rate in a new run is the usual cure; resuming repeats the step."
-        known = dict(error.facts)
-        facts = [
-            *error.facts,
-            *([] if "step" in known else [("step", self._course.step + 1)]),
-            ("last checkpoint", str(saved.folder) if saved else "none yet"),
-        ]
+        facts = list(error.facts)
+        if self._is_begun and "step" not in dict(facts):
+            facts.append(("step", self._course.step + 1))
+        if saved is None and there:
+            # One that can't be read; which one it goes on from is the user's to say.
+            facts.append(("checkpoints", [self._checkpoints.path(step).name for step in there]))
+        else:
+            facts.append(("last checkpoint", str(saved.folder) if saved else "none yet"))
         remedy = f"{error.remedy} {goes_on}" if error.remedy else goes_on
+        if error.code in _NO_ROOM:
+            remedy = f"Make room, then {goes_on}"
+        elif error.code == "checkpoint-damaged":
+            remedy = f"{error.remedy} Then: {resume}."
         again = VoxError(error.code, error.message, facts=facts, remedy=remedy)
         again.exit_code = error.exit_code
         return again
@@ -295,7 +308,6 @@ def _unwritten(error: OSError, folder: Path) -> UsageError:
         "run-not-written",
         f"{error.filename or folder} can't be written: {error.strerror or error}; the run was stopped, and "
         "its last checkpoint is whole",
-        remedy="Free some disk space.",
     )
 
 

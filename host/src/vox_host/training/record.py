@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ __all__ = [
     "NumericsRecord",
     "PluginRecord",
     "RunRecord",
+    "changed_since",
     "read_run_record",
     "record_text",
     "refuse_changes",
@@ -133,16 +135,24 @@ def refuse_changes(run: Path, pairs: Sequence[tuple[str, str, str, str]]) -> Non
         IntegrityError: the first that differs, with both digests.
     """
     for what, where, expected, found in pairs:
-        if expected == found:
-            continue
-        facts: list[tuple[str, Any]] = [
-            (what, where),
-            ("expected", f"sha256:{expected}"),
-            ("found", f"sha256:{found}"),
-        ]
-        raise IntegrityError(
-            f"resume-{what}-changed",
-            f"the {what} is not the one that {run} was begun with; nothing was started",
-            facts=facts,
-            remedy=f"Bring back the {what} of then, or begin a new run: its results would be others.",
-        )
+        if expected != found:
+            raise changed_since(run, what, where, expected, found)
+
+
+def changed_since(run: Path, what: str, where: str, expected: str, found: str) -> IntegrityError:
+    """Return the error of what is not as it was when the run was begun.
+
+    Args:
+        found: a digest, or in words why there is none.
+    """
+    facts: list[tuple[str, Any]] = [
+        (what, where),
+        ("expected", f"sha256:{expected}"),
+        ("found", f"sha256:{found}" if re.fullmatch(_HEX, found) else found),
+    ]
+    return IntegrityError(
+        f"resume-{what}-changed",
+        f"the {what} is not the one that {run} was begun with; nothing was started",
+        facts=facts,
+        remedy=f"Bring back the {what} of then, or begin a new run: its results would be others.",
+    )

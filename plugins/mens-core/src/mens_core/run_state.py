@@ -186,10 +186,10 @@ def read_run(folder: Path, saved: SavedRun, shapes: Mapping[str, tuple[int, int]
     for name, expected in saved.files.items():
         try:
             with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             found = error.strerror or str(error)
-        if found != expected:
+        if found != f"sha256:{expected}":
             raise BackendError(
                 "resume-invalid",
                 f"{folder / name} is not the file that was saved; nothing was begun",
