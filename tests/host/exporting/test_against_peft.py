@@ -18,8 +18,8 @@ from oracle.adapted_rounding import difference_bound
 from oracle.float64_forward import settings_of
 from vox_host.errors import ModelError
 from vox_host.exporting.peft_export import write_peft_folder
-from vox_host.exporting.whole_folder import whole_folder
 from vox_host.runs.open import open_adapter
+from vox_host.whole_folder import whole_folder
 
 pytestmark = [
     pytest.mark.oracle,

@@ -17,10 +17,10 @@ from oracle.float64_forward import forward, settings_of
 from oracle.rounding import logit_bound
 from vox_host.errors import ModelError, UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
-from vox_host.exporting.whole_folder import whole_folder
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.model_manifest import MODEL_MANIFEST, read_manifest
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.whole_folder import whole_folder
 from vox_plugin_api.messages import AdapterConfig
 
 IDS = np.random.default_rng(2).integers(0, 300, 50).tolist()

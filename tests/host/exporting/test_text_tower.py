@@ -16,10 +16,10 @@ from oracle.float64_forward import settings_of
 from vox_host.exporting import merged_folder
 from vox_host.exporting.merging import MergeJob
 from vox_host.exporting.peft_export import write_peft_folder
-from vox_host.exporting.whole_folder import whole_folder
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.runs.open import open_adapter
 from vox_host.settings import Settings
+from vox_host.whole_folder import whole_folder
 
 pytestmark = [
     pytest.mark.oracle,

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import vox_host
 from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_record, vendor_of
-from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
 from vox_host.runs.base_tensors import base_key_map
@@ -26,6 +22,7 @@ from vox_host.runs.manifest import NumericsRecord as AdapterNumerics
 from vox_host.runs.manifest import PluginRecord as AdapterPlugin
 from vox_host.runs.publish import publish_adapter
 from vox_host.settings import Settings
+from vox_host.stat_cache import write_aside
 from vox_host.training.checkpoints import Checkpoint
 from vox_host.training.data import order
 from vox_host.training.drive import Job, Outcome, Reporter, drive
@@ -38,6 +35,7 @@ from vox_host.training.record import (
     RunRecord,
     record_text,
 )
+from vox_host.whole_folder import Making, refuse_target, whole_folder, write_file
 from vox_host.workers import Limits, TrainingClient, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
@@ -55,6 +53,25 @@ __all__ = [
 
 _BESIDE = (TOKENIZER, CONFIG, "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
 """Files of the model that a run takes along, as far as they are there: serving needs no second download."""
+
+
+def _if_there(out: Path) -> str:
+    if (out / RUN_JSON).is_file():
+        return f"`vox-host train --resume {out}` goes on with that run, or name a new folder."
+    return "Name a new folder."
+
+
+_RUN = Making(
+    option="--out ",
+    undone="nothing was started",
+    never="a run never replaces anything",
+    if_there=_if_there,
+    if_nowhere="Name another place.",
+    failed_code="out-folder",
+    failed="it is not there, nothing was trained",
+    if_failed="Make room, or name another place.",
+    makes_parents=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,23 +175,7 @@ def check_out(out: Path) -> None:
     Raises:
         UsageError: `out-exists` or `out-folder`.
     """
-    if out.exists() or out.is_symlink():
-        is_run = (out / RUN_JSON).is_file()
-        raise UsageError(
-            "out-exists",
-            f"--out {out} exists; nothing was started, since a run never replaces anything",
-            remedy=f"`vox-host train --resume {out}` goes on with that run, or name a new folder."
-            if is_run
-            else "Name a new folder.",
-        )
-    above = out.absolute().parent
-    while not above.exists() and above != above.parent:
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "is not writable" if above.is_dir() else "is not a folder"
-        raise UsageError(
-            "out-folder", f"--out {out}: {above} {why}; nothing was started", remedy="Name another place."
-        )
+    refuse_target(out, _RUN)
 
 
 def create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory:
@@ -183,33 +184,9 @@ def create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory
     Raises:
         UsageError: something has come to be there, or `out-folder`: it can't be written, and isn't there.
     """
-    try:
-        return _create_run(out, prepared, record)
-    except OSError as error:
-        raise UsageError(
-            "out-folder",
-            f"--out {out} can't be written: {error.strerror or error}; it is not there, nothing was trained",
-            facts=[("path", str(error.filename or out))],
-            remedy="Make room, or name another place.",
-        ) from error
-
-
-def _create_run(out: Path, prepared: Prepared, record: RunRecord) -> RunDirectory:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        aside.mkdir()
-        put_beside(aside, prepared)
-        (aside / RUN_JSON).write_text(record_text(record), encoding="utf-8")
-        for path in aside.iterdir():
-            _sync(path)
-        _sync(aside)
-        check_out(out)
-        aside.rename(out)
-        _sync(out.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    with whole_folder(out, _RUN) as folder:
+        put_beside(folder, prepared)
+        write_file(folder / RUN_JSON, record_text(record).encode("utf-8"))
     return RunDirectory(out)
 
 
@@ -224,12 +201,8 @@ def put_beside(folder: Path, prepared: Prepared) -> None:
         contents[CHAT_TEMPLATE] = prepared.template.source.encode("utf-8")
     for name, content in contents.items():
         target = folder / name
-        if target.is_file() and target.read_bytes() == content:
-            continue
-        aside = folder / f".{name}.partial"
-        aside.write_bytes(content)
-        _sync(aside)
-        aside.replace(target)
+        if not (target.is_file() and target.read_bytes() == content):
+            write_aside(target, content)
 
 
 async def run_training(
@@ -294,11 +267,3 @@ class _Publisher:
         publish_adapter(
             self.run, checkpoint.folder, facts, sha256=checkpoint.state.files.get("adapter.safetensors")
         )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

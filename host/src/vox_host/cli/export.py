@@ -18,7 +18,7 @@ from vox_host.exporting.gguf_adapter import write_gguf_adapter
 from vox_host.exporting.gguf_model import write_gguf_model
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.peft_export import write_peft_folder
-from vox_host.exporting.whole_folder import refuse_target, whole_folder
+from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.merge_messages import MergeResult

@@ -17,10 +17,10 @@ from vox_host.cli.output import print_json, print_line, print_progress, print_wa
 from vox_host.errors import UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.merging import Form
-from vox_host.exporting.whole_folder import refuse_target, whole_folder
 from vox_host.models.catalogue import check_name
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
+from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
 __all__ = ["register", "report_merge"]

@@ -1,6 +1,5 @@
 """Take an adapter out of vox-host: merged into its base, or on its own, for others to read.
 
-whole_folder    a folder that is written aside and renamed
 merging         a worker folds the adapter into the weights
 merged_folder   those weights as a model folder
 peft_export     PEFT's two files

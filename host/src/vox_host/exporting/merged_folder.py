@@ -9,8 +9,8 @@ from typing import Any
 
 from vox_host.errors import ModelError
 from vox_host.exporting.merging import Form, MergeJob, fold
-from vox_host.exporting.whole_folder import write_file
 from vox_host.models.model_manifest import LICENSE_FOLDER, MERGED_FROM, MergedFrom
+from vox_host.whole_folder import write_file
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object, read_safetensors_header
 from vox_plugin_api.merge_messages import MergeResult
 

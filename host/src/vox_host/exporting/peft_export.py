@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vox_host.errors import ModelError
-from vox_host.exporting.whole_folder import write_file
 from vox_host.models.safetensors_write import Piece, Progress, write_safetensors
 from vox_host.runs.adapter_config import peft_text
 from vox_host.runs.layout import ADAPTER_CONFIG, ADAPTER_MODEL, CHAT_TEMPLATE
 from vox_host.runs.peft_config import read_peft_config
 from vox_host.runs.source import AdapterSource
+from vox_host.whole_folder import write_file
 from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 
 __all__ = ["write_peft_folder"]
