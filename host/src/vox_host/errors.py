@@ -3,7 +3,7 @@
     VoxError                    exit 1
     +-- UsageError              exit 2   a flag, a request, a file the user named, a disk
     +-- ModelError              exit 2   a checkpoint, tokenizer or config that is malformed
-    +-- NoCandidateError        exit 3   nothing can run here
+    +-- NoCandidateError        exit 3   nothing can run here, or a plugin that was named is not installed
     +-- IntegrityError          exit 4   bytes differ from what was recorded
     +-- PluginError             exit 3   a manifest or an installation that is not right
     +-- WorkerFailedError       exit 5   a worker died, hung or answered with an error

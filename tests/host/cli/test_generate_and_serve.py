@@ -92,6 +92,7 @@ def test_generate_takes_its_prompt_from_standard_input_and_stops_at_a_stop_text(
         (("generate", "--model", "tiny", "--prompt", "x", "--stop", ""), 2, b"--stop"),
         (("generate", "--model", "tiny", "--prompt", "x" * 600), 2, b"context_length_exceeded"),
         (("generate", "--model", "tiny", "--prompt", "x", "--plugin", "absent"), 3, b"plugin-not-found"),
+        (("generate", "--model", "tiny", "--prompt", "x", "--plugin", "a:isa=b"), 2, b"vox-host parity"),
         (("generate", "--model", "tiny", "--prompt", "x", "--require-verified"), 3, b"verified"),
         (("generate", "--model", "tiny", "--prompt", "x", "--record", "/no/such/file"), 2, b"record-folder"),
         (("serve", "--model", "tiny", "--host", "0.0.0.0"), 2, b"api-key-needed"),

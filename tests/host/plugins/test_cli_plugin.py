@@ -176,8 +176,7 @@ def test_a_refusal_is_text_on_stderr_and_data_on_stdout(vox: Run, tmp_path: Path
         (["plugin", "install"], "--path"),
         (["plugin", "install", "--path", "nowhere"], "does not exist"),
         (["plugin", "install", "--path", ".", "--find-links", "nowhere"], "nowhere"),
-        (["plugin", "show", "vox-nope"], "vox-nope"),
-        (["plugin", "remove", "vox-nope"], "vox-nope"),
+        (["plugin", "show", "vox-nope:isa=reference"], "vox-nope"),
         (["plugin", "explain", "--capability", "fly"], "--capability"),
         (["plugin", "sing"], "sing"),
         (["sing"], "sing"),
@@ -191,6 +190,26 @@ def test_a_mistake_of_the_user_is_exit_code_2_without_traceback(
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error[")
     assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plugin", "show", "vox-nope"],
+        ["plugin", "explain", "vox-nope"],
+        ["plugin", "verify", "vox-nope"],
+        ["plugin", "check", "vox-nope"],
+        ["plugin", "remove", "vox-nope"],
+    ],
+)
+def test_a_named_plugin_that_is_not_installed_is_exit_code_3_whoever_is_asked(
+    vox: Run, arguments: list[str]
+) -> None:
+    """As for generate, serve and train: tests/host/cli and tests/e2e have those."""
+    done = vox(*arguments)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("error[plugin-not-") and "vox-nope" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tiny_home import add_tiny_model
-from vox_host.errors import PluginError
+from vox_host.errors import NoCandidateError, PluginError
 from vox_host.hardware.system import System
 from vox_host.manifest import load_manifest
 from vox_host.parity.run import find_candidate
@@ -28,6 +28,11 @@ def test_parity_says_it_too(monkeypatch):
     monkeypatch.setattr("vox_host.parity.run.System", lambda: System(os="linux"))
     with pytest.raises(PluginError, match="it needs macos, and this is linux; nothing was started"):
         find_candidate([], "mens-torch-mps")
+
+
+def test_parity_names_one_that_is_not_installed_as_all_others_do():
+    with pytest.raises(NoCandidateError, match='plugin "vox-nope" is not installed'):
+        find_candidate([], "vox-nope")
 
 
 def test_only_where_it_can_never_run():

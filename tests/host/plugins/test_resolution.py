@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from plugin_toys import a_machine, an_nvidia, manifest_text
 
-from vox_host.errors import IntegrityError, NoCandidateError
+from vox_host.errors import IntegrityError, NoCandidateError, UsageError
 from vox_host.hardware.record import Problem as ProbeProblem
 from vox_host.manifest import parse_manifest
 from vox_host.receipt import Receipt
@@ -154,6 +154,14 @@ def test_an_unknown_name_lists_what_is_installed() -> None:
         resolve(Request(plugin="vox-nope"), a_machine(), ALL)
     assert caught.value.code == "plugin-not-found"
     assert {name for name, _ in caught.value.facts} == {c.plugin_id for c in ALL}
+
+
+def test_a_name_with_options_is_the_form_of_parity() -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(Request(plugin="mens-cpu-ref:isa=reference"), a_machine(), ALL)
+    assert caught.value.code == "plugin-with-options"
+    assert "vox-host parity" in caught.value.message
+    assert caught.value.remedy == "Name the plugin alone: mens-cpu-ref"
 
 
 def test_a_refusal_explains_every_candidate() -> None:

@@ -69,7 +69,7 @@ def test_holdout_is_a_number_or_a_file_and_must_leave_something(tokenizer, tmp_p
     assert parse_holdout("rows.jsonl") == Path("rows.jsonl")
     with pytest.raises(UsageError, match="--holdout"):
         parse_holdout("-1")
-    with pytest.raises(UsageError, match="leaves nothing to train on: there are 12 rows"):
+    with pytest.raises(UsageError, match="leaves nothing to train on: there are 12 rows;"):
         encoded(tokenizer, write_rows(tmp_path / "rows.jsonl", 12), 12)
 
 

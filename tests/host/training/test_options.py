@@ -50,3 +50,13 @@ def test_targets_are_names_or_the_word_for_all():
     for text in ("", "q_proj,", "q_proj,q_proj"):
         with pytest.raises(UsageError, match="--targets"):
             parse_targets(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["all-linear,lm_head", "lm_head, all-linear", "all-linear,", "all-linear,all-linear"]
+)
+def test_the_word_for_all_stands_alone_and_the_error_spells_it(text):
+    with pytest.raises(UsageError, match="all-linear stands alone") as caught:
+        parse_targets(text)
+    spelled = parse_targets(caught.value.remedy.split("--targets ")[1])
+    assert set(spelled) == set(parse_targets("all-linear")) | ({"lm_head"} if "lm_head" in text else set())

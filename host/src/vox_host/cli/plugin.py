@@ -15,7 +15,7 @@ from vox_host.cli.plugin_check import check
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
 from vox_host.receipt import describe_trust
-from vox_host.resolution import AUTO, Candidate, Request, StageRecord
+from vox_host.resolution import AUTO, Candidate, Request, StageRecord, unknown_plugin
 from vox_host.settings import Settings, load_settings, tool_environment
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def explain(
     request = _request(plugin, capability, numerics, require_verified)
     candidates = with_verified_bytes(discover(settings.plugins_dir), settings.plugins_dir)
     if plugin != AUTO:
-        _find_in(candidates, plugin, settings)
+        _find_in(candidates, plugin)
     machine = _probe()
     records = explain_candidates(request, machine, candidates)
     chosen: dict[str, Any] = {"plugin": None, "reason": None, "degraded_reason": None}
@@ -141,7 +141,7 @@ def verify(
     settings = load_settings()
     candidates = discover(settings.plugins_dir)
     if plugin != AUTO:
-        candidates = [_find_in(candidates, plugin, settings)]
+        candidates = [_find_in(candidates, plugin)]
     report: list[dict[str, Any]] = []
     for candidate in candidates:
         if candidate.receipt is None:
@@ -317,22 +317,14 @@ def _probe() -> Machine:
 
 
 def _find(settings: Settings, plugin: str) -> Candidate:
-    return _find_in(discover(settings.plugins_dir), plugin, settings)
+    return _find_in(discover(settings.plugins_dir), plugin)
 
 
-def _find_in(candidates: list[Candidate], plugin: str, settings: Settings) -> Candidate:
+def _find_in(candidates: list[Candidate], plugin: str) -> Candidate:
     for candidate in candidates:
         if candidate.plugin_id == plugin:
             return candidate
-    raise UsageError(
-        "plugin-not-found",
-        f'no plugin "{plugin}" was found',
-        facts=[
-            ("found", ", ".join(c.plugin_id for c in candidates) or "no plugin at all"),
-            ("folder", str(settings.plugins_dir)),
-        ],
-        remedy="vox-host plugin list",
-    )
+    raise unknown_plugin(plugin, candidates)
 
 
 def _last_check(candidate: Candidate, settings: Settings) -> LastCheck | None:

@@ -13,6 +13,7 @@ from vox_host.cli.lane_options import parse_lane_options
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
+from vox_host.resolution import unknown_plugin
 from vox_host.settings import load_settings
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ def check(
     options = parse_lane_options(lane_option or [])
     candidates = {c.plugin_id: c for c in discover(settings.plugins_dir)}
     if plugin not in candidates:
-        raise UsageError(
-            "plugin-not-found",
-            f'no plugin "{plugin}" was found; nothing was started',
-            facts=[("found", ", ".join(candidates) or "no plugin at all")],
-            remedy="vox-host plugin list",
-        )
+        raise unknown_plugin(plugin, list(candidates.values()))
     target = Target(settings=settings, candidate=candidates[plugin], lane_options=options, threads=threads)
     report = asyncio.run(run_check(target, only=only or [], say=print_progress))
     stored = store_verdict(settings.plugins_dir, report)

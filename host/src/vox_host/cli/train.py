@@ -40,10 +40,10 @@ from vox_host.cli.train_texts import (
     facts_of,
     go_on_text,
     print_end,
-    print_preview,
     settled_facts,
     show_memory,
     show_prepared,
+    show_preview,
 )
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
@@ -149,7 +149,7 @@ def _begin(
     prepared = prepare(settings, request, machine)
     show_prepared(prepared, is_quiet=is_quiet)
     if rows:
-        return print_preview(prepared, rows)
+        return show_preview(prepared, rows, is_quiet=is_quiet)
 
     async def run() -> dict[str, Any]:
         async with open_trainer(settings, prepared, threads=threads) as opened:
@@ -189,7 +189,7 @@ def _resume(
         put_beside(path, prepared)
         show_prepared(prepared, is_quiet=is_quiet)
         if rows:
-            return print_preview(prepared, rows)
+            return show_preview(prepared, rows, is_quiet=is_quiet)
 
         async def go_on() -> dict[str, Any]:
             async with open_trainer(settings, prepared, threads=threads) as opened:

@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 _MAX_STEPS = 2**31 - 1
+_LEAST, _MOST = 1e-38, 1e30
+"""What float32 holds, which is what goes to the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class AdapterOptions:
         float | None, typer.Option("--alpha", help="The update is multiplied by alpha / rank.")
     ] = None
     targets: Annotated[
-        str | None, typer.Option("--targets", help="all-linear, or layers like q_proj,v_proj,lm_head.")
+        str | None, typer.Option("--targets", help="all-linear alone, or names like q_proj,v_proj,lm_head.")
     ] = None
     rank_stabilised: Annotated[
         bool, typer.Option("--rank-stabilised", help="Multiply by alpha / sqrt(rank) instead.")
@@ -156,8 +158,12 @@ def asked(adapter: AdapterOptions, pace: PaceOptions) -> Asked:
     """
     for name, value in (("--alpha", adapter.alpha), ("--learning-rate", pace.learning_rate)):
         # A range of typer's includes its ends, and takes nan and inf for numbers.
-        if value is not None and not 0 < value < 1e30:
-            raise UsageError("usage", f"{name} is a number above 0; found {value}; nothing was started")
+        if value is not None and not _LEAST < value < _MOST:
+            raise UsageError(
+                "usage",
+                f"{name} is a number above {_LEAST:g} and below {_MOST:g}; found {value:g}; "
+                "nothing was started",
+            )
     return Asked(
         steps=pace.steps,
         epochs=pace.epochs,

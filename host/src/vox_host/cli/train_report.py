@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from vox_host.cli.output import print_line
+from vox_host.counted import counted
 from vox_host.training.drive import StepSeen
 from vox_host.training.pace import Course
 from vox_plugin_api import train_messages as t
@@ -132,8 +133,9 @@ def make_report(steps: int) -> LineReport:
 
 
 def begun_text(begun: t.TrainBeginResult, course: Course, steps: int) -> str:
-    where = f"goes on from step {course.step}" if course.step else f"begins, {steps} steps"
-    return f"training {where}: {begun.parameters} parameters on {len(begun.matrices)} layers"
+    where = f"goes on from step {course.step}" if course.step else f"begins, {counted(steps, 'step')}"
+    layers = counted(len(begun.matrices), "layer")
+    return f"training {where}: {counted(begun.parameters, 'parameter')} on {layers}"
 
 
 def evaluated_text(course: Course, loss: float) -> str:

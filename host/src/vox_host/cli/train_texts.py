@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vox_host.app.training_setup import Prepared
 from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import print_line, print_progress, print_warning
 from vox_host.cli.train_report import LineReport, duration
+from vox_host.counted import counted
 from vox_host.runs.layout import RunDirectory
-from vox_host.training.data import preview, render_preview
+from vox_host.training.data import Example, marked_preview, preview, render_preview
 from vox_host.training.drive import Outcome
 from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
@@ -18,9 +20,9 @@ __all__ = [
     "facts_of",
     "go_on_text",
     "print_end",
-    "print_preview",
     "settled_facts",
     "show_memory",
+    "show_preview",
     "show_prepared",
 ]
 
@@ -40,29 +42,70 @@ def show_prepared(prepared: Prepared, *, is_quiet: bool) -> None:
         f"plugin {chosen.plugin_id} {chosen.version}: lane {chosen.lane}, {prepared.numerics} numerics"
     )
     print_progress(
-        f"data {prepared.files.rows.path}: {prepared.files.rows.format}, {len(dataset.train)} rows to train, "
-        f"{len(dataset.held_out)} held out, longest {dataset.longest} tokens{template}"
+        f"data {prepared.files.rows.path}: {prepared.files.rows.format}, "
+        f"{counted(len(dataset.train), 'row')} to train, "
+        f"{len(dataset.held_out)} held out, longest {counted(dataset.longest, 'token')}{template}"
     )
     print_progress(
-        f"preset {options.preset}: {options.steps} steps of {options.batch_size} rows "
-        f"({options.epochs:g} epochs), rank {options.rank} on {', '.join(options.targets)}, "
-        f"learning rate {options.learning_rate:g}"
+        f"preset {options.preset}: {counted(options.steps, 'step')} of "
+        f"{counted(options.batch_size, 'row')} ({counted(options.epochs, 'epoch')}), "
+        f"rank {options.rank} on {', '.join(options.targets)}, learning rate {options.learning_rate:g}"
     )
 
 
-def print_preview(prepared: Prepared, rows: int) -> dict[str, Any]:
-    """Print rows as the model sees them, what is learned in colour; return the facts for --json."""
+def show_preview(prepared: Prepared, rows: int, *, is_quiet: bool) -> dict[str, Any]:
+    """Show rows as the model sees them, with what is learned; return the facts, rows included, for --json."""
+    shown = prepared.dataset.train[:rows]
+    if not is_quiet:
+        how = _print_rows(prepared, shown)
+        print_line(f"{how}, the rest is read; nothing was trained (--preview)", error=True)
+        print_line(
+            f"not checked, since no plugin was started: {' and '.join(_LEFT_OPEN)}; --dry-run does",
+            error=True,
+        )
+    return {
+        "ended": "preview",
+        "rows": [_row_facts(prepared, example) for example in shown],
+        "not_checked": list(_LEFT_OPEN),
+        "warnings": list(prepared.warnings),
+    }
+
+
+_LEFT_OPEN = ("targets", "memory")
+"""What only the worker can tell, which has the model's layers."""
+
+
+def _print_rows(prepared: Prepared, shown: Sequence[Example]) -> str:
+    """Print them to stdout; return how what is learned is told from the rest."""
     from rich.console import Console
 
     console = Console()
-    shown = prepared.dataset.train[:rows]
+    is_coloured = console.color_system is not None and not console.no_color
     for example in shown:
-        console.rule(
-            f"line {example.line}: {len(example.token_ids)} tokens, {example.trained_tokens} learned"
+        pieces = preview(example, prepared.tokenizer)
+        title = (
+            f"line {example.line}: {counted(len(example.token_ids), 'token')}, "
+            f"{example.trained_tokens} learned"
         )
-        console.print(render_preview(preview(example, prepared.tokenizer)))
-    print_line("bold and green is learned, the rest is read; nothing was trained (--preview)", error=True)
-    return {"ended": "preview", "rows": len(shown)}
+        if is_coloured:
+            console.rule(title)
+            console.print(render_preview(pieces))
+        else:
+            print_line(f"--- {title}")
+            print_line(marked_preview(pieces))
+    return "bold and green is learned" if is_coloured else "between >>> and <<< is learned"
+
+
+def _row_facts(prepared: Prepared, example: Example) -> dict[str, Any]:
+    return {
+        "line": example.line,
+        "tokens": len(example.token_ids),
+        "learned": example.trained_tokens,
+        "pieces": [
+            {"text": piece.text, "learned": piece.is_trained, "token_ids": list(piece.token_ids)}
+            for piece in preview(example, prepared.tokenizer)
+        ],
+    }
 
 
 def show_memory(memory: t.TrainMemory, *, is_quiet: bool) -> None:
@@ -108,7 +151,7 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
         print_line(f"stopped after step {facts['step']} of {facts['steps']}; {go_on_text(run)}")
         return
     why = "" if facts["ended"] == "steps" else ": no gain on the held-out rows any more"
-    print_line(f"trained {facts['step']} steps in {duration(facts['seconds'])}{why}")
+    print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
     before, best = facts["held_out_loss_before"], facts["best_held_out_loss"]
     if best is not None:
         print_line(f"held-out loss {before:.4f} before, {best:.4f} at its best (step {facts['best_step']})")

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vox_host.environment_use import alone_with, lock_path
-from vox_host.errors import PluginError, UsageError, VoxError
+from vox_host.errors import PluginError, VoxError
 from vox_host.installation.tools import Report
 from vox_host.installed_tree import listing_path
 from vox_host.receipt import Receipt, load_receipt, receipt_text
@@ -124,13 +124,13 @@ def remove(plugins_dir: Path, plugin_id: str, report: Report = lambda line: None
     """Remove an installed plugin, however broken it is.
 
     Raises:
-        UsageError: no such plugin is installed.
+        PluginError: no such plugin is installed.
     """
     path = plugins_dir / f"{plugin_id}.json"
     # The id is a file name here: nothing else may be reached with it.
     if path.parent != plugins_dir or plugin_id.startswith(".") or not path.exists():
         known = sorted(p.stem for p in plugins_dir.glob("*.json") if p.name[0] != ".")
-        raise UsageError(
+        raise PluginError(
             "plugin-not-installed",
             f'plugin "{plugin_id}" is not in the plugin folder; nothing was removed',
             facts=[("installed", ", ".join(known) or "nothing"), ("folder", str(plugins_dir))],

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vox_host.conformance.compare import first_difference
-from vox_host.errors import PluginError, UsageError, WorkerFailedError
+from vox_host.errors import PluginError, WorkerFailedError
 from vox_host.hardware.system import System
 from vox_host.launch import plan_launch
 from vox_host.models.installed import InstalledModel
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import Side
-from vox_host.resolution import Candidate, why_not_here
+from vox_host.resolution import Candidate, unknown_plugin, why_not_here
 from vox_host.settings import Settings
 from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
@@ -191,7 +191,7 @@ def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
     """Return the plugin called `plugin`.
 
     Raises:
-        UsageError: there is none.
+        NoCandidateError: there is none.
         PluginError: there can be none here.
     """
     for candidate in candidates:
@@ -200,9 +200,4 @@ def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
     never = why_not_here(plugin, System().os)
     if never is not None:
         raise PluginError("platform-unsupported", f"{never}; nothing was started")
-    raise UsageError(
-        "plugin-not-found",
-        f'no plugin "{plugin}" was found; nothing was started',
-        facts=[("found", ", ".join(c.plugin_id for c in candidates) or "no plugin at all")],
-        remedy="vox-host plugin list",
-    )
+    raise unknown_plugin(plugin, candidates)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vox_host.errors import IntegrityError, NoCandidateError, VoxError
+from vox_host.errors import IntegrityError, NoCandidateError, UsageError, VoxError
 from vox_host.resolution.candidate import AUTO, Candidate, Request, StageRecord
 from vox_host.resolution.known import why_not_here
 from vox_host.resolution.stages import PROBES, records_of
@@ -14,7 +14,7 @@ from vox_host.resolution.stages import PROBES, records_of
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
 
-__all__ = ["Resolution", "explain", "resolve"]
+__all__ = ["Resolution", "explain", "resolve", "unknown_plugin"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ def _why_degraded(
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
 
 
-def _not_installed(request: Request, ordered: Sequence[Candidate], os: str) -> NoCandidateError:
+def _not_installed(request: Request, ordered: Sequence[Candidate], os: str) -> VoxError:
     known = [(c.plugin_id, c.version or "broken") for c in ordered]
     never = why_not_here(request.plugin, os)
     if never is not None:
@@ -139,10 +139,24 @@ def _not_installed(request: Request, ordered: Sequence[Candidate], os: str) -> N
             facts=known,
             remedy="Leave out --plugin, or name one that runs here: the same bytes.",
         )
+    return unknown_plugin(request.plugin, ordered)
+
+
+def unknown_plugin(plugin: str, candidates: Sequence[Candidate]) -> VoxError:
+    """Return the error of a plugin that was named and is not there: the same, whichever command asks."""
+    alone, colon, _ = plugin.partition(":")
+    if colon:
+        return UsageError(
+            "plugin-with-options",
+            f'"{plugin}" is not the name of a plugin: ID:NAME=VALUE, with options of its lane, is what '
+            "`vox-host parity --plugin` takes; nothing was started",
+            remedy=f"Name the plugin alone: {alone}" if alone else "vox-host plugin list",
+        )
     return NoCandidateError(
         "plugin-not-found",
-        f'plugin "{request.plugin}" is not installed; nothing was started',
-        facts=known or [("installed", "no plugin at all")],
+        f'plugin "{plugin}" is not installed; nothing was started',
+        facts=[(c.plugin_id, c.version or "broken") for c in candidates]
+        or [("installed", "no plugin at all")],
         remedy="Install one: vox-host plugin install --path SOURCE",
     )
 

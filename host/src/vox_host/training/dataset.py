@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.training.data import Encoded, Example, Rows, TemplateChoice, encode_rows, read_rows, split
@@ -106,17 +107,19 @@ def encode_dataset(
     if beside is not None:
         trained = {example.digest() for example in encoded.examples}
         seen = [example.line for example in beside.examples if example.digest() in trained]
+        all_held = len(beside.examples)
         if seen:
             warnings.append(
-                f"{len(seen)} of the {len(beside.examples)} held-out rows are also trained on "
+                f"{len(seen)} of the {counted(all_held, 'held-out row')} {_is(all_held)} also trained on "
                 f"(line {seen[0]} is the first): the held-out loss will look better than it is"
             )
         return Dataset(train=encoded.examples, held_out=beside.examples, warnings=tuple(warnings))
-    wanted = _how_many(holdout if isinstance(holdout, int) else None, len(encoded.examples))
-    if wanted >= len(encoded.examples):
+    there = len(encoded.examples)
+    wanted = _how_many(holdout if isinstance(holdout, int) else None, there)
+    if wanted >= there:
         raise UsageError(
             "usage",
-            f"--holdout {wanted} leaves nothing to train on: there are {len(encoded.examples)} rows; "
+            f"--holdout {wanted} leaves nothing to train on: there {_is(there)} {counted(there, 'row')}; "
             "nothing was started",
         )
     parts = split(encoded.examples, wanted, seed)
@@ -133,5 +136,12 @@ def _how_many(asked: int | None, examples: int) -> int:
     return min(_MOST, examples // _SHARE) if examples >= _FEWEST_ROWS else 0
 
 
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _ignored(rows: Rows) -> list[str]:
-    return [f"the key {key!r} of {count} rows says nothing here" for key, count in rows.ignored_keys.items()]
+    return [
+        f"the key {key!r} of {counted(count, 'row')} says nothing here"
+        for key, count in rows.ignored_keys.items()
+    ]

@@ -124,11 +124,19 @@ def parse_targets(text: str) -> tuple[str, ...]:
     """Return the targets that a comma-separated text names; `all-linear` stands for every layer's seven.
 
     Raises:
-        UsageError: it names none, or one twice.
+        UsageError: it names none, or one twice, or `all-linear` beside others.
     """
     if text == ALL_LINEAR:
         return _ALL_LINEAR
     names = tuple(name.strip() for name in text.split(","))
+    if ALL_LINEAR in names:
+        others = [name for name in names if name not in ("", ALL_LINEAR)]
+        spelled = ",".join(dict.fromkeys([*_ALL_LINEAR, *others]))
+        raise UsageError(
+            "usage",
+            f"--targets {ALL_LINEAR} stands alone; found {text!r}; nothing was started",
+            remedy=f"Its names with others beside them: --targets {spelled}",
+        )
     if not all(names) or len(set(names)) != len(names):
         raise UsageError(
             "usage",

@@ -7,7 +7,7 @@ depend on a seed and nothing else. `preview` shows an example as the model sees 
 
 from vox_host.training.data.encoding import Encoded, Example, encode_rows
 from vox_host.training.data.order import Split, order, split
-from vox_host.training.data.preview import PreviewPiece, preview, render_preview
+from vox_host.training.data.preview import PreviewPiece, marked_preview, preview, render_preview
 from vox_host.training.data.problems import Problem
 from vox_host.training.data.rows import Rows, read_rows
 from vox_host.training.data.shipped import shipped_data
@@ -26,6 +26,7 @@ __all__ = [
     "order",
     "preview",
     "read_rows",
+    "marked_preview",
     "render_preview",
     "shipped_data",
     "split",

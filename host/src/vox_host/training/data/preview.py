@@ -13,7 +13,7 @@ from vox_host.training.data.encoding import Example
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["PreviewPiece", "preview", "render_preview"]
+__all__ = ["PreviewPiece", "marked_preview", "preview", "render_preview"]
 
 _READ_STYLE = "dim"
 _TRAINED_STYLE = "bold green"
@@ -47,6 +47,11 @@ def render_preview(pieces: Sequence[PreviewPiece]) -> Text:
     for piece in pieces:
         text.append(_shown(piece.text), style=_TRAINED_STYLE if piece.is_trained else _READ_STYLE)
     return text
+
+
+def marked_preview(pieces: Sequence[PreviewPiece]) -> str:
+    """Return the pieces without colour: what is learned lies between >>> and <<<."""
+    return "".join(f">>>{_shown(p.text)}<<<" if p.is_trained else _shown(p.text) for p in pieces)
 
 
 def _shown(text: str) -> str:
