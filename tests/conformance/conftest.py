@@ -6,6 +6,7 @@ import platform
 
 import pytest
 
+from fixtures.native_library import native_library
 from grid_shim import build as shim
 from grid_shim.check import ALL, results
 from grid_shim.device import ShimDevice, native_angles
@@ -17,16 +18,7 @@ INSTRUCTION_SETS = ["neon", "neon_dot"] if platform.machine() in ("aarch64", "ar
 
 @pytest.fixture(scope="session")
 def library(request):
-    from mens_cpu_ref.library import load_library
-    from vox_plugin_api.backend import BackendError
-
-    try:
-        return load_library()
-    except BackendError as problem:
-        reason = f"mens-cpu-ref can't be used here: {problem}"
-        if "mens-cpu-ref" in request.config.getoption("--require-backend"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    return native_library(request.config)
 
 
 @pytest.fixture(scope="session", params=INSTRUCTION_SETS)

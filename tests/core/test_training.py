@@ -147,11 +147,7 @@ def test_a_bad_example_is_named_by_its_number_and_nothing_runs(model_dir, change
 def test_a_backend_without_training_refuses_each_method():
     class Plain(Backend):
         info = INFO
-
-        def self_test(self, params):
-            raise NotImplementedError
-
-        load_model = generate = self_test
+        self_test = load_model = generate = None  # not asked for here
 
     for method, params in [
         ("train_plan", t.TrainPlanParams(adapter=CONFIG.adapter, longest_example=9, examples=1)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.stated_backend import assert_manifest_is_what_is_stated
 from vox_host.hardware.record import Cpu, Device, Machine, Memory
 from vox_host.manifest import load_manifest
 from vox_host.resolution import Candidate, Request, explain
@@ -63,21 +63,7 @@ def test_the_manifest_asks_for_a_gpu_that_the_lane_will_take():
 
 def test_the_manifest_is_what_the_backend_states():
     """The handshake compares them; this reads the entry point's constants without a GPU."""
-    manifest, _ = load_manifest(PACKAGE / "Plugin.toml")
-    tree = ast.parse((PACKAGE / "plugin.py").read_text())
-    (call,) = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "BackendInfo"
-    )
-    stated = {
-        k.arg: ast.literal_eval(k.value)
-        for k in call.keywords
-        if isinstance(k.value, ast.Constant | ast.Tuple)
-    }
-    assert stated["lane"] == manifest.backend.lane == "cuda"
-    assert list(stated["numerics"]) == list(manifest.backend.numerics)
-    assert list(stated["capabilities"]) == list(manifest.backend.capabilities)
+    assert_manifest_is_what_is_stated(PACKAGE, "cuda")
 
 
 def test_importing_the_entry_point_imports_neither_torch_nor_cuda():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fixtures.native_library import native_library
 from grid_shim import build as shim
 from metal_shim.stand_in import CpuStandIn, fill_new_memory, started_on_cpu
 
@@ -17,16 +18,7 @@ def _filled_memory():
 
 @pytest.fixture(scope="session")
 def library(request):
-    from mens_cpu_ref.library import load_library
-    from vox_plugin_api.backend import BackendError
-
-    try:
-        return load_library()
-    except BackendError as problem:
-        reason = f"mens-cpu-ref can't be used here: {problem}"
-        if "mens-cpu-ref" in request.config.getoption("--require-backend"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    return native_library(request.config)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.stated_backend import assert_manifest_is_what_is_stated
 from metal_shim.installed import install_on_cpu, manifest_on_cpu
 from metal_shim.stand_in import LABEL
 from vox_host import cli
@@ -74,21 +74,7 @@ def test_the_manifest_asks_for_a_mac_that_the_lane_will_take():
 
 
 def test_the_manifest_is_what_the_backend_states():
-    manifest, _ = load_manifest(PACKAGE / "Plugin.toml")
-    tree = ast.parse((PACKAGE / "plugin.py").read_text())
-    (call,) = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "BackendInfo"
-    )
-    stated = {
-        k.arg: ast.literal_eval(k.value)
-        for k in call.keywords
-        if isinstance(k.value, ast.Constant | ast.Tuple)
-    }
-    assert stated["lane"] == manifest.backend.lane == "metal"
-    assert list(stated["numerics"]) == list(manifest.backend.numerics)
-    assert list(stated["capabilities"]) == list(manifest.backend.capabilities)
+    manifest = assert_manifest_is_what_is_stated(PACKAGE, "metal")
     assert manifest.backend.execution is None
 
 

@@ -7,6 +7,7 @@ their own lane too: wrap it, run `vox-host plugin check`, and read which operato
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,20 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from mens_core.conformance.inputs import Floats
 from mens_core.conformance.passing import PassingOps
 from mens_core.conformance.planted_fma import NumpyFmaOps
 from mens_core.conformance.planted_fma_training import with_training_fma
+from mens_core.conformance.planted_weights import HeldMatrix, HeldRotary, RememberingOps
 from mens_core.ops import (
     AttentionSpec,
     Batch,
-    Format,
     Ints,
     KvCache,
     Matrix,
     Ops,
     RotaryTable,
-    StoredTensor,
     Tensor,
     is_quantised,
 )
@@ -38,50 +37,31 @@ __all__ = ["PLANTED", "Planted", "RoundedToBf16"]
 F32 = np.float32
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A weight that remembers how it was stored."""
-
-    inner: Matrix
-    format: Format
-    columns: int
-
-
-class _WithFormats(PassingOps):
+class _OwnProduct(RememberingOps):
     """Changes products with float weights."""
 
-    def load_matrix(self, stored: StoredTensor) -> _Matrix:
-        return _Matrix(self.lane.load_matrix(stored), stored.format, stored.shape[1])
-
-    def embed(self, table: _Matrix, token_ids: Ints, scale: float | None, *, name: str) -> Tensor:
-        return self.lane.embed(table.inner, token_ids, scale, name=name)
-
-    def linear(self, x: Tensor, weight: _Matrix, *, name: str) -> Tensor:
+    def linear(self, x: Tensor, weight: HeldMatrix, *, name: str) -> Tensor:
         if is_quantised(weight.format):
-            return self.lane.linear(x, weight.inner, name=name)
+            return super().linear(x, weight, name=name)
         return self.product(x, weight, name)
 
-    def product(self, x: Tensor, weight: _Matrix, name: str) -> Tensor:
-        raise NotImplementedError
-
-    def dense(self, weight: _Matrix) -> Floats:
-        """The weight's transpose, out of the lane itself: [columns, rows]."""
-        eye = self.tensor(np.eye(weight.columns, dtype=F32))
-        return self.values(self.lane.linear(eye, weight.inner, name="dense"))
+    @abstractmethod
+    def product(self, x: Tensor, weight: HeldMatrix, name: str) -> Tensor:
+        """Return x times the weight's transpose, with the mistake: [N, rows]."""
 
 
-class ReassociatedSum(_WithFormats):
+class ReassociatedSum(_OwnProduct):
     """A library's product: the right terms, added in an order of its own."""
 
-    def product(self, x: Tensor, weight: _Matrix, name: str) -> Tensor:
+    def product(self, x: Tensor, weight: HeldMatrix, name: str) -> Tensor:
         terms = self.values(x)[:, :, None] * self.dense(weight)[None]
         return self.tensor(np.add.reduce(terms.transpose(0, 2, 1), axis=2, dtype=F32))
 
 
-class Tf32Rounding(_WithFormats):
+class Tf32Rounding(_OwnProduct):
     """Operands cut to the 10 fraction bits of a tensor core."""
 
-    def product(self, x: Tensor, weight: _Matrix, name: str) -> Tensor:
+    def product(self, x: Tensor, weight: HeldMatrix, name: str) -> Tensor:
         bits = self.values(x).view(np.uint32)
         rounded = (
             (bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
@@ -89,10 +69,10 @@ class Tf32Rounding(_WithFormats):
         return self.lane.linear(self.tensor(rounded.view(F32)), weight.inner, name=name)
 
 
-class UnfusedProduct(_WithFormats):
+class UnfusedProduct(_OwnProduct):
     """a * b is rounded before it is added, where one rounding is written."""
 
-    def product(self, x: Tensor, weight: _Matrix, name: str) -> Tensor:
+    def product(self, x: Tensor, weight: HeldMatrix, name: str) -> Tensor:
         terms = self.values(x)[:, :, None] * self.dense(weight)[None]
         total = np.zeros((terms.shape[0], terms.shape[2]), F32)
         for start in range(0, terms.shape[1], 128):
@@ -103,21 +83,10 @@ class UnfusedProduct(_WithFormats):
         return self.tensor(total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rotary:
-    inner: RotaryTable
-    frequencies: tuple[int, ...]
-    factor: tuple[int, int] | None
-
-
-class FusedMultiplyAdd(PassingOps):
+class FusedMultiplyAdd(RememberingOps):
     """a * b + c with one rounding, where two are written: the second product of a rotation."""
 
-    def rotary_table(self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None) -> _Rotary:
-        inner = self.lane.rotary_table(frequencies, attention_factor)
-        return _Rotary(inner, tuple(frequencies), attention_factor)
-
-    def rope(self, x: Tensor, heads: int, table: _Rotary, positions: Ints, *, name: str) -> Tensor:
+    def rope(self, x: Tensor, heads: int, table: HeldRotary, positions: Ints, *, name: str) -> Tensor:
         rows = self.values(x).astype(np.float64)
         made = np.empty_like(rows)
         for row, position in enumerate(positions.tolist()):

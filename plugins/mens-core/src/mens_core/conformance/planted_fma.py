@@ -10,21 +10,8 @@ import numpy.typing as npt
 
 from mens_core.conformance.inputs import Floats
 from mens_core.conformance.numpy_fma import double_rounded, flushed
-from mens_core.conformance.passing import PassingOps
-from mens_core.ops import (
-    BLOCK,
-    AttentionSpec,
-    Batch,
-    Format,
-    Ints,
-    KvCache,
-    Matrix,
-    Ops,
-    RotaryTable,
-    StoredTensor,
-    Tensor,
-    is_quantised,
-)
+from mens_core.conformance.planted_weights import HeldMatrix, HeldRotary, RememberingOps
+from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints, KvCache, Ops, Tensor, is_quantised
 from mens_core.rotary import table as rotary_values
 
 __all__ = ["NumpyFmaOps"]
@@ -42,20 +29,6 @@ def _bits(word: int) -> np.float32:
 
 
 @dataclass(slots=True)
-class _Matrix:
-    inner: Matrix
-    format: Format
-    columns: int
-
-
-@dataclass(slots=True)
-class _Rotary:
-    inner: RotaryTable
-    frequencies: tuple[int, ...]
-    factor: tuple[int, int] | None
-
-
-@dataclass(slots=True)
 class _Cache:
     """A lane's cache, and what was put into it by layer, block and slot: keys and values [G, C]."""
 
@@ -65,7 +38,7 @@ class _Cache:
     held: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
 
 
-class NumpyFmaOps(PassingOps):
+class NumpyFmaOps(RememberingOps):
     """docs/numerics.md, sections 2 to 9 and 11, with one `fma`; quantised products are the lane's."""
 
     def __init__(self, lane: Ops, fma: Fma = double_rounded) -> None:
@@ -126,22 +99,11 @@ class NumpyFmaOps(PassingOps):
 
     # --- operators -----------------------------------------------------------------------------
 
-    def load_matrix(self, stored: StoredTensor) -> _Matrix:
-        return _Matrix(self.lane.load_matrix(stored), stored.format, stored.shape[1])
-
-    def embed(self, table: _Matrix, token_ids: Ints, scale: float | None, *, name: str) -> Tensor:
-        return self.lane.embed(table.inner, token_ids, scale, name=name)
-
-    def linear(self, x: Tensor, weight: _Matrix, *, name: str) -> Tensor:
-        made = self.lane.linear(x, weight.inner, name=name)
+    def linear(self, x: Tensor, weight: HeldMatrix, *, name: str) -> Tensor:
+        made = super().linear(x, weight, name=name)
         if is_quantised(weight.format):
             return made
-        eye = self.tensor(np.eye(weight.columns, dtype=F32))
-        dense = self.values(self.lane.linear(eye, weight.inner, name="dense")).T
-        return self._or_lane(made, self.c128(self.values(x)[:, None], dense[None]))
-
-    def linear_many(self, x: Tensor, weights: Sequence[_Matrix], *, names: Sequence[str]) -> list[Tensor]:
-        return [self.linear(x, weight, name=name) for weight, name in zip(weights, names, strict=True)]
+        return self._or_lane(made, self.c128(self.values(x)[:, None], self.dense(weight).T[None]))
 
     def _norm(self, x: Floats, w: Floats, eps: float) -> Floats:
         with np.errstate(all="ignore"):
@@ -159,11 +121,7 @@ class NumpyFmaOps(PassingOps):
         mine = self._norm(rows.reshape(len(rows), heads, -1), self.values(weight).reshape(-1), eps)
         return self._or_lane(made, mine.reshape(rows.shape))
 
-    def rotary_table(self, frequencies: Sequence[int], attention_factor: tuple[int, int] | None) -> _Rotary:
-        inner = self.lane.rotary_table(frequencies, attention_factor)
-        return _Rotary(inner, tuple(frequencies), attention_factor)
-
-    def rope(self, x: Tensor, heads: int, table: _Rotary, positions: Ints, *, name: str) -> Tensor:
+    def rope(self, x: Tensor, heads: int, table: HeldRotary, positions: Ints, *, name: str) -> Tensor:
         rows = self.values(x)
         made = np.empty_like(rows)
         for row, position in enumerate(positions.tolist()):
