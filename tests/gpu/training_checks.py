@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from grid_shim.check import ALL, SERVING, results
+from grid_shim.check import ALL, SERVING, apart
 from lanes.tiny_models import open_model
 from lanes.training import a_config, finish, read, some_examples
 from mens_core.conformance.cases_training import training_test
@@ -27,10 +27,10 @@ def training_vectors(make_lane: MakeLane) -> str:
 def training_operators(make_lane: MakeLane, make_reference: MakeLane) -> str:
     """Every case and shape, arrays and faults, beside the scalar reference."""
     names = [name for name in ALL if name not in SERVING]
-    differing = [
-        name for name in names if results(ALL[name], make_lane()) != results(ALL[name], make_reference())
-    ]
-    assert not differing, f"{len(differing)} of {len(names)} differ: {differing[:20]}"
+    wheres = {name: apart(ALL[name], make_lane(), make_reference()) for name in names}
+    differing = {name: where for name, where in wheres.items() if where is not None}
+    shown = "; ".join(f"{name}: {where}" for name, where in list(differing.items())[:20])
+    assert not differing, f"{len(differing)} of {len(names)} differ: {shown}"
     return f"{len(names)} cases, outputs and faults equal the scalar reference's"
 
 
