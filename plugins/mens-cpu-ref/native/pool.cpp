@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ahead.h"
 #include "flush.h"
 #include "plan.h"
 
@@ -100,6 +101,7 @@ class Pool {
 
   void run(Stage* stages, int64_t stage_count) {
     cut_into_tickets(stages, stage_count);
+    if (!threads_.empty()) ahead_.note(stages, stage_count);
     stages_ = stages;
     stage_count_ = stage_count;
     next_.store(0, std::memory_order_relaxed);
@@ -255,11 +257,12 @@ class Pool {
   uint64_t wait_for_more_than(uint64_t served) {
     using clock = std::chrono::steady_clock;
     const auto until = clock::now() + std::chrono::microseconds(spin_.load(std::memory_order_relaxed));
+    Ahead::Cursor cursor;
     do {
       for (int i = 0; i < 32; ++i) {
         const uint64_t state = state_.load(std::memory_order_acquire);
         if ((state >> 32) != served || stopping_.load(std::memory_order_relaxed)) return state;
-        pause_cpu();
+        if (!ahead_.fetch(cursor)) pause_cpu();
       }
     } while (clock::now() < until);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -297,6 +300,7 @@ class Pool {
   std::mutex mutex_, fault_mutex_;
   std::condition_variable wake_, progress_;
   Scratch own_;
+  Ahead ahead_;
   std::vector<std::thread> threads_;
 };
 

@@ -149,7 +149,7 @@ def test_a_certificate_from_elsewhere_is_compared_by_its_hashes(lane, tmp_path):
         (("--plugin", "mens-cpu-ref:isa=sse9"), 2, "lane-option"),
         (("--plugin", "mens-cpu-ref:colour=red"), 2, "lane-option"),
         (("--plugin", "mens-cpu-ref:isa"), 2, "ID:NAME=VALUE"),
-        (("--plugin", "nobody"), 2, "nobody"),
+        (("--plugin", "nobody"), 3, "nobody"),
         (("--plugin", "vox-lane", "--prompts", "/no/such/file"), 2, "No such file"),
     ],
 )
