@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,23 @@ def test_an_outside_reader_finds_the_adapter_under_peft_s_names(tmp_path):
     assert {key: values.shape for key, values in found.items()} == SHAPES
     for key, values in a_state().parameters.items():
         assert found[key].tobytes() == values.tobytes()
+
+
+def test_a_save_and_a_resume_hold_no_second_copy(tmp_path):
+    shapes = {f"layers.{i}.weight": (64, 512) for i in range(16)}
+    parts = [random_adapter(shapes, seed) for seed in (1, 2, 3)]
+    state = TrainerState(step=1, parameters=parts[0], first_moments=parts[1], second_moments=parts[2])
+    tensor = 4 * 64 * 512
+    tracemalloc.start()
+    save(tmp_path / "run", state)
+    _, most = tracemalloc.get_traced_memory()
+    assert most < 2 * tensor + (512 << 10), "one tensor on its way, of 48"
+    saved = read_state(tmp_path / "run", model_digest=MODEL)
+    tracemalloc.reset_peak()
+    read_run(tmp_path / "run", saved, shapes)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50 * tensor + (512 << 10), "the 48 tensors that were read, and no more"
 
 
 KILLED = """

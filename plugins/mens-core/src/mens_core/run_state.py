@@ -11,9 +11,10 @@ whatever ends a save, the folder is complete or absent, and earlier ones are nev
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from mens_core.adapters.file import read_tensors, safetensors_bytes
+from mens_core.adapters.file import read_tensors, safetensors_pieces
 from mens_core.numerics import NUMERICS_VERSION
 from mens_core.trainer import TrainerConfig, TrainerState
 from vox_plugin_api.backend import BackendError
@@ -66,45 +67,25 @@ def save_run(
             facts={"folder": str(folder)},
             remedy="Save under a name of its own.",
         )
-    moments = {
-        f"{key}.{name}": values
-        for name, of in zip(_MOMENTS, (state.first_moments, state.second_moments), strict=True)
-        for key, values in of.items()
-    }
-    contents = {
-        ADAPTER: safetensors_bytes(state.parameters),
-        OPTIMIZER: safetensors_bytes(moments),
-    }
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    contents[STATE] = canonical_json(
-        {
-            "format": _FORMAT,
-            "numerics_version": NUMERICS_VERSION,
-            "model_digest": model_digest,
-            "adapter_digest": adapter_digest,
-            "step": state.step,
-            "seed": config.seed,
-            "adapter": config.adapter.model_dump(mode="json"),
-            "optimizer": config.optimizer.model_dump(mode="json"),
-            "schedule": config.schedule.model_dump(mode="json"),
-            "files": digests,
-        }
-    )
-    _write(folder, contents)
-    return {**digests, STATE: hashlib.sha256(contents[STATE]).hexdigest()}
+    shapes = {key: values.shape for key, values in state.parameters.items()}
+    of_moments = {f"{key}.{name}": shape for name in _MOMENTS for key, shape in shapes.items()}
+    moments = dict(zip(_MOMENTS, (state.first_moments, state.second_moments), strict=True))
 
+    def moment(key: str) -> Floats:
+        parameter, _, name = key.rpartition(".")
+        return moments[name][parameter]
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         # What a save that was killed left behind.
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        for name, content in contents.items():
-            with (aside / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        digests = {
+            ADAPTER: _write(aside / ADAPTER, safetensors_pieces(shapes, state.parameters.__getitem__)),
+            OPTIMIZER: _write(aside / OPTIMIZER, safetensors_pieces(of_moments, moment)),
+        }
+        text = _state_text(config, state.step, digests, model_digest, adapter_digest)
+        digest = _write(aside / STATE, [text])
         _sync_folder(aside)
         aside.rename(folder)
         _sync_folder(folder.parent)
@@ -114,9 +95,44 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
             "save-failed",
             f"{folder} can't be written: {error.strerror or error}; it is not there, and earlier saves "
             "are as they were",
-            facts={"folder": str(folder), "bytes": sum(map(len, contents.values()))},
+            facts={
+                "folder": str(folder),
+                "bytes": 4 * sum(map(math.prod, (*shapes.values(), *of_moments.values()))),
+            },
             remedy="Make room or name another folder, and save again: the training goes on meanwhile.",
         ) from error
+    return {**digests, STATE: digest}
+
+
+def _state_text(
+    config: TrainerConfig, step: int, digests: Mapping[str, str], model_digest: str, adapter_digest: str
+) -> bytes:
+    return canonical_json(
+        {
+            "format": _FORMAT,
+            "numerics_version": NUMERICS_VERSION,
+            "model_digest": model_digest,
+            "adapter_digest": adapter_digest,
+            "step": step,
+            "seed": config.seed,
+            "adapter": config.adapter.model_dump(mode="json"),
+            "optimizer": config.optimizer.model_dump(mode="json"),
+            "schedule": config.schedule.model_dump(mode="json"),
+            "files": digests,
+        }
+    )
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> str:
+    """Write a new file piece by piece, each made when the last is written, and return its SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ trainer's state is exchanged when every value is known to be finite.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -80,6 +80,22 @@ class _Slot:
     second: Tensor
 
 
+class _OnLane(Mapping[str, Floats]):
+    """Tensors of the lane as arrays. A step exchanges tensors and changes none, so no copy is needed."""
+
+    def __init__(self, ops: TrainingOps, tensors: Mapping[str, Tensor]) -> None:
+        self._ops, self._tensors = ops, tensors
+
+    def __getitem__(self, key: str) -> Floats:
+        return np.asarray(self._ops.to_host(self._tensors[key]), "<f4")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class Trainer:
     """An adapter in training on one frozen model."""
 
@@ -128,17 +144,13 @@ class Trainer:
         return plan_adapter(config.adapter, {name: linear.shape for name, linear in model.linears.items()})
 
     def state(self) -> TrainerState:
-        """Return a copy of everything that a later run needs."""
-
-        def copies(of: Mapping[str, Tensor]) -> dict[str, Floats]:
-            return {key: np.array(self._ops.to_host(tensor), "<f4") for key, tensor in of.items()}
-
+        """Return what a later run needs, as it is now; a tensor comes to the host when it is read."""
         slots = self._slots.items()
         return TrainerState(
             step=self.step,
-            parameters=copies({key: slot.value for key, slot in slots}),
-            first_moments=copies({key: slot.first for key, slot in slots}),
-            second_moments=copies({key: slot.second for key, slot in slots}),
+            parameters=_OnLane(self._ops, {key: slot.value for key, slot in slots}),
+            first_moments=_OnLane(self._ops, {key: slot.first for key, slot in slots}),
+            second_moments=_OnLane(self._ops, {key: slot.second for key, slot in slots}),
         )
 
     def _install(self, slots: Mapping[str, _Slot]) -> None:

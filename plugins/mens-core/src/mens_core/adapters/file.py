@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +14,34 @@ import numpy.typing as npt
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError
 
-__all__ = ["read_tensors", "safetensors_bytes"]
+__all__ = ["read_tensors", "safetensors_bytes", "safetensors_pieces"]
 
 Floats = npt.NDArray[np.float32]
 
 
 def safetensors_bytes(tensors: Mapping[str, Floats]) -> bytes:
     """Return the one file that holds `tensors`: keys in bytewise order, values one after the other."""
+    shapes = {key: values.shape for key, values in tensors.items()}
+    return b"".join(safetensors_pieces(shapes, tensors.__getitem__))
+
+
+def safetensors_pieces(
+    shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Floats]
+) -> Iterator[bytes]:
+    """Yield the same file in pieces: its header, then each tensor, of which `read` is asked in its turn."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    pieces = []
+    keys = sorted(shapes, key=str.encode)
     at = 0
-    for key, values in sorted(tensors.items(), key=lambda item: item[0].encode()):
-        piece = np.ascontiguousarray(values, "<f4").tobytes()
-        header[key] = {
-            "dtype": "F32",
-            "shape": list(values.shape),
-            "data_offsets": [at, at + len(piece)],
-        }
-        at += len(piece)
-        pieces.append(piece)
+    for key in keys:
+        end = at + 4 * math.prod(shapes[key])
+        header[key] = {"dtype": "F32", "shape": list(shapes[key]), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # Readers map the file and want the data on a multiple of 8.
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
+    yield len(text).to_bytes(8, "little") + text
+    for key in keys:
+        yield np.ascontiguousarray(read(key), "<f4").tobytes()
 
 
 def read_tensors(
