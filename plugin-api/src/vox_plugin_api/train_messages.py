@@ -81,7 +81,7 @@ class TrainPlanResult(Message):
 
 
 class TrainMemory(Message):
-    """Bytes that the worker holds at the fullest moment of a step, if every example is the longest."""
+    """Bytes that the worker holds at the fullest moment of a run, if every example is the longest."""
 
     place: Literal["host", "device"]
     """Whose memory it is."""
@@ -90,7 +90,7 @@ class TrainMemory(Message):
     reserve: what allocators and libraries may take; on the host also process: what the worker holds
     already beside the weights."""
     total: int
-    """Their sum: no step of the run takes more."""
+    """Their sum: no step, evaluation, save or resume of the run takes more."""
     examples_at_once: int
     rows_at_once: int
 

@@ -53,6 +53,7 @@ def differentiate(
         _refuse_faults(ops, micro.rows)
         yield
     head = _HeadBackward(model, ops, micro, cache, dropout)
+    ops.release_freed()
     for piece in micro.slices:
         head.run(piece, hidden)
         yield
@@ -82,17 +83,23 @@ def score(
         _refuse_faults(ops, micro.rows)
         yield
     found: list[Losses] = []
+    ops.release_freed()
     for piece in micro.slices:
-        logits = model.head.logits(run, ops.take_rows(hidden, piece.hidden_rows))
-        losses, _ = ops.cross_entropy(logits, piece.targets, name="loss")
+        found.append(_losses(model, ops, run, piece, hidden))
         _refuse_faults(ops, piece.rows)
-        found.append(ops.to_host(losses).copy())
         yield
     sums = _sum_losses(ops, micro, found)
     made: list[str | None] = [None] * len(sums)
     if digests:
         made = yield from _digests(model, ops, micro, run, hidden)
     return [Score(loss, digest) for loss, digest in zip(sums, made, strict=True)]
+
+
+def _losses(model: Model, ops: TrainingOps, run: TrainingPass, piece: HeadSlice, hidden: Tensor) -> Losses:
+    # A function of its own: its logits and their gradient are gone before the next slice's are made.
+    logits = model.head.logits(run, ops.take_rows(hidden, piece.hidden_rows))
+    losses, _ = ops.cross_entropy(logits, piece.targets, name="loss")
+    return ops.to_host(losses).copy()
 
 
 class _HeadBackward:

@@ -18,7 +18,7 @@ from mens_core.ops import BLOCK, Batch, Ints
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import TrainExample
 
-__all__ = ["Example", "HeadSlice", "MicroBatch", "cut", "pack", "read_examples"]
+__all__ = ["ROWS_AT_ONCE", "Example", "HeadSlice", "MicroBatch", "cut", "pack", "read_examples"]
 
 MOST_EXAMPLES = 1 << 16
 """In a step: their numbers have 16 bits in the counters of random words."""

@@ -256,6 +256,7 @@ class Trainer:
 
     def _updated(self, gradients: Mapping[str, Tensor], rate: float) -> dict[str, _Slot]:
         ops = self._ops
+        ops.release_freed()
         by = adamw_constants(self.config.optimizer, rate, self._powers.next())
         slots = {}
         for key, slot in self._slots.items():

@@ -93,6 +93,13 @@ class TrainingOps(Ops):
         """
         return 0
 
+    def release_freed(self) -> None:
+        """Give back to the system what allocators keep of freed tensors.
+
+        Asked for right before the moments that hold most, so that holes of earlier ones don't come on
+        top. A lane does what it can.
+        """
+
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """What a `matrix` of float32 takes."""
         return 4 * rows * columns

@@ -1,7 +1,9 @@
 """What a run will hold in memory, before anything of it is made.
 
-A step is run on tensors without values (`sized_ops`), so the figures follow from the very code
-that trains. The longest example stands for every one, and all its tokens but the first are learned.
+A step and an evaluation are run on tensors without values (`sized_ops`), so the figures follow from
+the very code that trains. The longest example stands for every one, and all its tokens but the first
+are learned. Saves and resumes are no kind of their own: a save goes to its file tensor by tensor, and
+what a resume has read lies beside the new tensors once, where an update makes three times as much.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
-from mens_core.differentiate import differentiate
+from mens_core.differentiate import differentiate, score
 from mens_core.example_tree import ExampleTree
-from mens_core.micro_batches import Example, cut, pack
+from mens_core.micro_batches import ROWS_AT_ONCE, Example, cut, pack
 from mens_core.models.linear import Lora
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
@@ -41,7 +43,7 @@ class StepPlan:
 def plan_step(
     params: TrainPlanParams, model: Model, ops: TrainingOps, *, parameters: int, process_bytes: int | None
 ) -> StepPlan:
-    """Return what a step of `params.examples` examples of the longest length holds.
+    """Return what a run whose steps have `params.examples` examples of the longest length holds.
 
     Args:
         model: loaded on `ops`, whose memory is asked about.
@@ -63,7 +65,7 @@ def plan_step(
     adapter = plan_adapter(params.adapter, shapes)
     example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
     together = _together(params, example)
-    by_kind = _step(params, model, ops, adapter, example, together)
+    by_kind = _fullest(params, model, ops, adapter, example, together)
     weights = _weight_bytes(model, parameters)
     work = ops.workspace_bytes(
         lengths=(example.rows,) * together,
@@ -89,12 +91,14 @@ def plan_step(
 
 def _together(params: TrainPlanParams, example: Example) -> int:
     # Of equal examples the first cut is as large as any.
-    return len(
-        next(cut([example] * min(params.examples, params.micro_batch_size or 512), params.micro_batch_size))
-    )
+    return len(next(cut([example] * min(params.examples, _most_at_once(params)), params.micro_batch_size)))
 
 
-def _step(
+def _most_at_once(params: TrainPlanParams) -> int:
+    return params.micro_batch_size or ROWS_AT_ONCE
+
+
+def _fullest(
     params: TrainPlanParams,
     model: Model,
     ops: TrainingOps,
@@ -102,10 +106,11 @@ def _step(
     example: Example,
     together: int,
 ) -> dict[str, int]:
-    """Bytes by kind when a step holds most: in its fullest micro-batch, or in its update."""
+    """Bytes by kind when a run holds most: in a micro-batch of a step or an evaluation, or in an update."""
     numbers = adapter.parameters
     state: dict[Kind, int] = {"adapter": 4 * numbers, "moments": 8 * numbers}
     in_pass = _micro_batch(params, model, ops, adapter, example, together)
+    in_evaluation = _evaluation(params, model, ops, adapter, example)
     # AdamW works on copies: old and new values, both with their matrices.
     matrices = sum(ops.matrix_bytes(*shape) for shape in adapter.shapes.values())
     in_update: dict[Kind, int] = {
@@ -113,7 +118,7 @@ def _step(
         "moments": 8 * numbers,
         "gradients": 8 * numbers,
     }
-    fullest = max(in_pass, in_update, key=lambda kinds: sum(kinds.values()))
+    fullest = max(in_pass, in_evaluation, in_update, key=lambda kinds: sum(kinds.values()))
     return {kind: state.get(kind, 0) + fullest.get(kind, 0) for kind in _KINDS}
 
 
@@ -129,6 +134,36 @@ def _micro_batch(
     together: int,
 ) -> dict[Kind, int]:
     meter = Meter()
+    adapted, ops = _adapted(meter, model, lane, adapter)
+    partial = _most_partial_sums(params.examples, together)
+    trees: dict[str, ExampleTree[Sized]] = {}
+    for key, shape in adapter.shapes.items():
+        held = [Sized(meter, "gradients", shape) for _ in range(partial)]
+        # As many sums as a tree over 2^partial - 1 leaves holds.
+        trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name="example.sum"), held)
+
+    def take(parameter: str, gradients: list[Sized]) -> None:
+        for gradient in gradients:
+            trees[parameter_key(parameter)].push(gradient)
+
+    micro = pack([example] * together, 0)
+    rate = adapter.dropout
+    _finish(differentiate(adapted, ops, micro, Dropout(rate, 0, 0) if rate else None, take))
+    return meter.most_by_kind
+
+
+def _evaluation(
+    params: TrainPlanParams, model: Model, lane: TrainingOps, adapter: AdapterPlan, example: Example
+) -> dict[Kind, int]:
+    """An evaluation is asked for any number of examples, so it may run more at once than a small step."""
+    meter = Meter()
+    adapted, ops = _adapted(meter, model, lane, adapter)
+    together = len(next(cut([example] * _most_at_once(params), params.micro_batch_size)))
+    _finish(score(adapted, ops, pack([example] * together, 0), digests=False))
+    return meter.most_by_kind
+
+
+def _adapted(meter: Meter, model: Model, lane: TrainingOps, adapter: AdapterPlan) -> tuple[Model, SizedOps]:
     weights = {id(linear.weight): linear.shape for linear in model.linears.values()}
     weights[id(model.head.embedding)] = (model.config.vocab_size, model.config.hidden_size)
     ops = SizedOps(meter, weights)
@@ -143,22 +178,7 @@ def _micro_batch(
         )
         for matrix in adapter.matrices
     }
-    partial = _most_partial_sums(params.examples, together)
-    trees: dict[str, ExampleTree[Sized]] = {}
-    for key, shape in adapter.shapes.items():
-        held = [Sized(meter, "gradients", shape) for _ in range(partial)]
-        # As many sums as a tree over 2^partial - 1 leaves holds.
-        trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name="example.sum"), held)
-
-    def take(parameter: str, gradients: list[Sized]) -> None:
-        for gradient in gradients:
-            trees[parameter_key(parameter)].push(gradient)
-
-    adapted = replace(model, ops=ops).adapted(loras)
-    micro = pack([example] * together, 0)
-    rate = adapter.dropout
-    _finish(differentiate(adapted, ops, micro, Dropout(rate, 0, 0) if rate else None, take))
-    return meter.most_by_kind
+    return replace(model, ops=ops).adapted(loras), ops
 
 
 def _matrix(meter: Meter, lane: TrainingOps, rows: int, columns: int) -> Sized:

@@ -5,6 +5,8 @@ Apart from `lane`: a worker that only serves a model as it is binds and imports 
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +33,13 @@ class _Memory(TrainingOps):
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Rows are packed by 16."""
         return 4 * -(-rows // _PANEL) * _PANEL * columns
+
+    def release_freed(self) -> None:
+        """Let glibc return freed pages, of which it keeps a hundred megabytes and more in a long run."""
+        if sys.platform == "linux":
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+            if trim is not None:
+                trim(0)
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """The streams of attention's backward, or the codes of a quantised layer's input."""
