@@ -20,6 +20,7 @@ from vox_host.exporting.merging import Form
 from vox_host.models.catalogue import check_name
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
+from vox_host.models.source import License
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
@@ -103,9 +104,11 @@ def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeRes
 
 
 def _import(opened: Opened, folder: Path, name: str) -> dict[str, Any]:
+    source = HuggingFaceSource(folder)
     # The base's terms are the merged model's, and were accepted when the base was imported.
+    source.license = License(opened.base.license, opened.base.license_terms)
     imported = import_model(
-        HuggingFaceSource(folder), opened.catalogue, name=name, accept_license=True, progress=lambda *_: None
+        source, opened.catalogue, name=name, accept_license=True, progress=lambda *_: None
     )
     return {"name": imported.model.name, "digest": imported.model.digest}
 
