@@ -105,6 +105,7 @@ def test_each_form_is_written_and_told(lane, here, tmp_path):
     assert not (tmp_path / "g").exists()
     merged = lane.run("export", tmp_path / "tuned", "--to", "gguf", "--merged", "--out", tmp_path / "g")
     assert merged.returncode == 0 and "tuned.gguf" in merged.stdout, merged.stderr
+    assert merged.stdout.startswith("3 matrices merged; the output matrix is no longer the embedding.\n")
     has_terms(tmp_path / "hf", tmp_path / "peft", tmp_path / "g")
 
 

@@ -14,6 +14,7 @@ import typer
 from vox_host.cli.adapter_options import AdapterOptions, Opened
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
+from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.merging import Form
@@ -93,9 +94,11 @@ def merge(
 
 def report_merge(merged: MergeResult) -> None:
     """Say in a line what became of the matrices."""
-    idle = f", {len(merged.unchanged)} updates are zero and changed nothing" if merged.unchanged else ""
+    zero = len(merged.unchanged)
+    updates = f"{counted(zero, 'update')} {agreeing(zero, 'is', 'are')}"
+    idle = f", {updates} zero and changed nothing" if zero else ""
     untied = "; the output matrix is no longer the embedding" if merged.is_untied else ""
-    print_line(f"{len(merged.matrices)} matrices merged{idle}{untied}.")
+    print_line(f"{counted(len(merged.matrices), 'matrix', 'matrices')} merged{idle}{untied}.")
 
 
 def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeResult:
