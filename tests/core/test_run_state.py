@@ -241,8 +241,8 @@ def test_every_tensor_has_its_place_or_is_named(tmp_path):
     key_a, key_b = SHAPES
     good = random_adapter(SHAPES)
     for change, mention in [
-        ({key_a: good[key_a]}, "lacks 1 tensors"),
-        ({**good, "stray.weight": good[key_a]}, "1 have no place in this model (stray.weight)"),
+        ({key_a: good[key_a]}, "missing: 1 of 2 tensors"),
+        ({**good, "stray.weight": good[key_a]}, "without a place in this model: 1 (stray.weight)"),
         ({**good, key_b: good[key_b].T.copy()}, "expected F32 [56, 4]"),
         ({**good, key_b: good[key_b].astype(np.float16)}, "is F16"),
         ({**good, key_b: np.full((56, 4), np.nan, np.float32)}, "infinities or NaN"),

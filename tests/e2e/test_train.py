@@ -203,6 +203,17 @@ def test_what_is_gone_of_a_trained_run_is_named_and_resuming_puts_it_back(lane, 
     assert status == 4 and "found     no such file" in said
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
+def test_a_pipe_in_a_run_s_folder_is_refused_and_not_waited_for(lane, whole, monkeypatch, capsys, name):
+    run = lane.home / f"pipe-{name}"
+    shutil.copytree(whole, run)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 2 and "error[run-special-file]" in said and name in said
+
+
 @pytest.mark.parametrize("out", ["rows.jsonl/x", "rows.jsonl/x/y"])
 @pytest.mark.parametrize("more", [(), ("--dry-run",), ("--preview", "1")])
 def test_a_place_where_no_folder_can_be_made_is_refused_before_anything(lane, monkeypatch, capsys, out, more):

@@ -80,6 +80,8 @@ def test_a_run_becomes_a_model_that_is_imported_and_served(lane, here, tmp_path)
         "base_digest": merged["model_digest"],
         "adapter_digest": merged["adapter_digest"],
     }
+    base = json.loads(here("model", "show", "base", "--json")[1])
+    assert (shown["license"], shown["license_terms"]) == (base["license"], base["license_terms"])
     # The folder is the same model, under any name.
     imported = json.loads(here("model", "import", "merged", "--name", "b", "--accept-license", "--json")[1])
     assert imported["digest"] == merged["digest"]
@@ -93,12 +95,38 @@ def test_each_form_is_written_and_told(lane, here, tmp_path):
     assert done["files"] == sorted(path.name for path in (tmp_path / "hf").iterdir())
     assert {"README.md", "config.json", "merged-from.json", "model.safetensors"} <= set(done["files"])
     status, out, _ = here("export", "tuned", "--to", "peft", "--out", "peft")
-    assert status == 0 and out.endswith("adapter_config.json, adapter_model.safetensors\n")
+    assert status == 0
+    assert out.splitlines() == [
+        "peft: LICENSE, README.md, adapter_config.json, adapter_model.safetensors",
+        "The base model's terms apply (tiny-1.0): README.md there says where they are.",
+    ]
     status, _, err = here("export", "tuned", "--to", "gguf", "--out", "g")
     assert status == 2 and "gguf-tied-head" in err
     assert not (tmp_path / "g").exists()
     merged = lane.run("export", tmp_path / "tuned", "--to", "gguf", "--merged", "--out", tmp_path / "g")
     assert merged.returncode == 0 and "tuned.gguf" in merged.stdout, merged.stderr
+    assert merged.stdout.startswith("3 matrices merged; the output matrix is no longer the embedding.\n")
+    has_terms(tmp_path / "hf", tmp_path / "peft", tmp_path / "g")
+
+
+def has_terms(*folders) -> None:
+    """Whatever goes out says under whose terms, and has their text."""
+    for folder in folders:
+        assert (folder / "LICENSE").read_text() == "as you like", folder
+        said = (folder / "README.md").read_text()
+        assert said.startswith("---\nlicense: tiny-1.0\n---\n"), folder
+        assert said.endswith("The base model's terms apply (tiny-1.0): LICENSE\n"), folder
+
+
+def test_an_adapter_for_llama_cpp_has_the_base_s_terms_beside_it(home, here, tmp_path):
+    base = json.loads(here("model", "show", "base", "--json")[1])
+    write_adapter(tmp_path / "plain", tmp_path / "home" / "models" / "base", ["q_proj"])
+    status, out, err = here("export", "plain", "--to", "gguf", "--out", "g", "--json")
+    assert status == 0, err
+    assert json.loads(out)["files"] == ["LICENSE", "README.md", "plain-lora.gguf"]
+    has_terms(tmp_path / "g")
+    said = (tmp_path / "g" / "README.md").read_text()
+    assert f"The adapter plain of base (sha256:{base['digest']})" in said
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def write_model(job, folder):
 
 
 def write_adapter_file(job, target):
-    write_gguf_adapter(job.adapter, config_of(job), target, lambda *_: None)
+    write_gguf_adapter(job.adapter, job.base, config_of(job), target, lambda *_: None)
     return target
 
 

@@ -203,9 +203,13 @@ def test_the_manifest_is_strict() -> None:
             AdapterManifest.model_validate({k: v for k, v in whole.items() if k != field})
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_manifest.json", "run.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["adapter_model.safetensors", "adapter_manifest.json", "run.json", ".published/adapter_config.json"],
+)
 def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(run: RunDirectory, name: str) -> None:
     (run.path / name).unlink(missing_ok=True)
+    (run.path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(run.path / name)
     error = refusal(run.path)
     assert error.code == "run-special-file" and name in error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,20 @@ def test_the_best_of_a_kept_one_is_kept_with_it(checkpoints):
     checkpoints.complete(state.model_copy(update={"best_step": 9}))
     checkpoints.keep_only({11})
     assert checkpoints.steps() == [9, 11]
+
+
+def test_one_whose_record_can_not_be_read_keeps_nothing_and_stops_nothing(checkpoints):
+    (checkpoints.path(11) / "host.json").write_text("{}")
+    checkpoints.keep_only({11})
+    assert checkpoints.steps() == [11]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_waited_for(checkpoints):
+    (checkpoints.path(11) / "state.json").unlink()
+    os.mkfifo(checkpoints.path(11) / "state.json")
+    with pytest.raises(IntegrityError, match="step-000011") as caught:
+        checkpoints.latest()
+    assert dict(caught.value.facts)["found"] == "no plain file"
 
 
 def test_only_those_that_are_to_be_kept_stay(checkpoints):

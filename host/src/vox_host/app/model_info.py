@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vox_host.counted import counted
 from vox_host.errors import IntegrityError, WorkerFailedError
 from vox_host.models.installed import InstalledModel
 from vox_host.models.model_manifest import MergedFrom
@@ -66,10 +67,8 @@ class AdapterInfo:
 
     def describe(self) -> str:
         """Return one line for a user."""
-        return (
-            f"sha256:{self.digest}, rank {self.rank}, {self.layers} of {self.layers} layers of {self.base} "
-            f"adapted, {self.applied}"
-        )
+        layers = f"{self.layers} of {counted(self.layers, 'layer')}"
+        return f"sha256:{self.digest}, rank {self.rank}, {layers} of {self.base} adapted, {self.applied}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""

@@ -13,6 +13,7 @@ import typer
 from vox_host.cli.demo_server import get, post, serving
 from vox_host.cli.demo_tools import second_act
 from vox_host.cli.output import print_line
+from vox_host.counted import counted
 from vox_host.errors import UsageError, VoxError
 from vox_host.settings import load_settings
 
@@ -98,7 +99,8 @@ def _ask(port: int) -> None:
     print_line(f"    asked     {PROMPT}")
     print_line(f"    answered  {text.strip().splitlines()[0]}")
     print_line(f"    again     {'the same answer' if same else 'ANOTHER ANSWER: this must not happen'}")
-    print_line(f"    speed     {tokens / min(first_s, second_s):.1f} tokens/s over HTTP, {tokens} tokens")
+    rate = tokens / min(first_s, second_s)
+    print_line(f"    speed     {rate:.1f} tokens/s over HTTP, {counted(tokens, 'token')}")
     print_line(
         f"    plugin    {health.get('plugin')} (lane {health.get('lane')}, numerics {health.get('numerics')})"
     )

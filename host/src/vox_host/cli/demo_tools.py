@@ -18,6 +18,7 @@ import typer
 
 from vox_host.cli.demo_server import get, post, serving
 from vox_host.cli.output import print_line
+from vox_host.counted import counted
 from vox_host.errors import VoxError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.tokenizer import Tokenizer
@@ -51,7 +52,8 @@ def second_act(model: str, runs: Path) -> Path:
     run = _train(model, runs)
     asked = questions(read_rows(shipped_data(DATA, "heldout")))[:QUESTIONS]
     prompts = _prompts(model, asked)
-    print_line(f"\n==> base and adapter side by side, {len(asked)} requests that were not trained on")
+    many = counted(len(asked), "request")
+    print_line(f"\n==> base and adapter side by side, {many} that were not trained on")
     print_line(f"    vox-host serve --model {model}\n    vox-host serve --model {run}")
     with serving(model) as base, serving(str(run)) as adapted:
         started = time.monotonic()

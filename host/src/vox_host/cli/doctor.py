@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_table, print_warning
+from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import VoxError
 from vox_host.hardware.budget import device_budget_bytes, main_memory_budget_bytes
@@ -82,7 +83,7 @@ def _print_machine(machine: Machine, settings: Settings) -> None:
     print_table(
         ("machine", f"{machine.platform}, {machine.os} {machine.os_version}, Python {machine.python}"),
         [
-            ("processor", f"{cpu.name}, {cpu.usable_threads} usable threads, {isa}"),
+            ("processor", f"{cpu.name}, {counted(cpu.usable_threads, 'usable thread')}, {isa}"),
             (
                 "memory",
                 f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({memory.source})",

@@ -18,6 +18,7 @@ from vox_host.exporting.gguf_adapter import write_gguf_adapter
 from vox_host.exporting.gguf_model import write_gguf_model
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.peft_export import write_peft_folder
+from vox_host.exporting.terms import write_terms
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
@@ -65,6 +66,10 @@ def export(
     say: Say = (lambda _: None) if json else print_progress
     with whole_folder(out) as folder:
         result = _write(opened, folder, to, is_merged=merged, say=say)
+        if to != "hf":  # which is a model folder, and has them
+            what = "The merged model" if merged else "The adapter"
+            base = f"{opened.base.name} (sha256:{opened.base.digest})"
+            write_terms(opened.base, folder, f"{what} {opened.source.name} of {base}, written by vox-host.")
         files = sorted(path.name for path in folder.iterdir())
     for warning in result.warnings if result is not None else ():
         print_warning(warning)
@@ -75,6 +80,7 @@ def export(
     if result is not None:
         report_merge(result)
     print_line(f"{out}: {', '.join(files)}")
+    print_line(f"The base model's terms apply ({opened.base.license}): README.md there says where they are.")
 
 
 def _write(opened: Opened, folder: Path, to: str, *, is_merged: bool, say: Say) -> MergeResult | None:
@@ -90,7 +96,7 @@ def _write(opened: Opened, folder: Path, to: str, *, is_merged: bool, say: Say) 
     if is_merged:
         target = folder / f"{stem}.gguf"
         return asyncio.run(write_gguf_model(opened.job(say), config, folder, target))
-    write_gguf_adapter(opened.source, config, folder / f"{stem}-lora.gguf", lambda *_: None)
+    write_gguf_adapter(opened.source, opened.base, config, folder / f"{stem}-lora.gguf", lambda *_: None)
     return None
 
 

@@ -19,6 +19,7 @@ from vox_host.cli.model_options import Model, RunOptions, with_model
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_piece
 from vox_host.cli.sampling_options import MAX_INT, SamplingOptions
+from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.settings import load_settings
 from vox_plugin_api import messages as m
@@ -127,9 +128,10 @@ async def stream_to_terminal(service: ModelService, params: m.GenerateParams, st
 def _summary(end: AnswerEnd, began: float, first: float, seed: int) -> str:
     now = time.monotonic()
     rate = (end.generated_tokens - 1) / (now - first) if end.generated_tokens > 1 and now > first else 0.0
+    prompt = counted(end.prompt_tokens, "token")
     return (
-        f"[{end.finish_reason}; prompt {end.prompt_tokens} tokens in {first - began:.2f} s, answer "
-        f"{end.generated_tokens} tokens at {rate:.1f} per second; seed {seed}]"
+        f"[{end.finish_reason}; prompt {prompt} in {first - began:.2f} s, answer "
+        f"{counted(end.generated_tokens, 'token')} at {rate:.1f} per second; seed {seed}]"
     )
 
 

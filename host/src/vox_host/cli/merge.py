@@ -14,12 +14,14 @@ import typer
 from vox_host.cli.adapter_options import AdapterOptions, Opened
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
+from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.merging import Form
 from vox_host.models.catalogue import check_name
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
+from vox_host.models.source import License
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
@@ -92,9 +94,11 @@ def merge(
 
 def report_merge(merged: MergeResult) -> None:
     """Say in a line what became of the matrices."""
-    idle = f", {len(merged.unchanged)} updates are zero and changed nothing" if merged.unchanged else ""
+    zero = len(merged.unchanged)
+    updates = f"{counted(zero, 'update')} {agreeing(zero, 'is', 'are')}"
+    idle = f", {updates} zero and changed nothing" if zero else ""
     untied = "; the output matrix is no longer the embedding" if merged.is_untied else ""
-    print_line(f"{len(merged.matrices)} matrices merged{idle}{untied}.")
+    print_line(f"{counted(len(merged.matrices), 'matrix', 'matrices')} merged{idle}{untied}.")
 
 
 def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeResult:
@@ -103,9 +107,11 @@ def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeRes
 
 
 def _import(opened: Opened, folder: Path, name: str) -> dict[str, Any]:
+    source = HuggingFaceSource(folder)
     # The base's terms are the merged model's, and were accepted when the base was imported.
+    source.license = License(opened.base.license, opened.base.license_terms)
     imported = import_model(
-        HuggingFaceSource(folder), opened.catalogue, name=name, accept_license=True, progress=lambda *_: None
+        source, opened.catalogue, name=name, accept_license=True, progress=lambda *_: None
     )
     return {"name": imported.model.name, "digest": imported.model.digest}
 

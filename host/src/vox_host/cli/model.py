@@ -22,6 +22,7 @@ from vox_host.cli.output import (
     print_warning,
     render_error,
 )
+from vox_host.counted import agreeing, counted
 from vox_host.errors import IntegrityError, VoxError
 from vox_host.models.catalogue import Catalogue, check_name
 from vox_host.models.installed import BrokenModel, InstalledModel
@@ -152,7 +153,8 @@ def verify(
     else:
         for row in report:
             if row["verified"]:
-                print_line(f"{row['model']}: {row['files']} files match sha256:{row['digest']}")
+                files = f"{counted(row['files'], 'file')} {agreeing(row['files'], 'matches', 'match')}"
+                print_line(f"{row['model']}: {files} sha256:{row['digest']}")
     if not all(row["verified"] for row in report):
         raise typer.Exit(IntegrityError.exit_code)
 

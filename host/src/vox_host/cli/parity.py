@@ -13,6 +13,7 @@ import typer
 from vox_host.cli import model_options as shared
 from vox_host.cli.output import print_json, print_line, print_progress, print_table
 from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
+from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
 from vox_host.models.catalogue import Catalogue
@@ -24,7 +25,7 @@ from vox_host.parity.compare import Parting, SideResult, first_parting
 from vox_host.parity.requests import REFERENCE_PROMPTS, Asked, parse_prompts, prompts_digest
 from vox_host.parity.run import Job, ask_side, find_candidate, locate, require_capabilities
 from vox_host.parity.sides import Side, parse_sides
-from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart
+from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart, short
 from vox_host.parity.training_run import locate_operator, take_steps
 from vox_host.resolution import Candidate
 from vox_host.settings import load_settings
@@ -206,9 +207,9 @@ def _print(
         (
             result.label,
             str(answer.number),
-            answer.logits_digest[:16],
+            short(answer.logits_digest),
             str(len(answer.token_ids)),
-            answer.answer_sha256[:16],
+            short(answer.answer_sha256),
         )
         for result in results
         for answer in result.answers
@@ -221,7 +222,7 @@ def _print(
             step.loss,
             step.gradient_norm,
             step.learning_rate,
-            step.adapter_digest[:16],
+            short(step.adapter_digest),
         )
         for result in results
         for step in result.taken
@@ -230,10 +231,11 @@ def _print(
         print_table(("side", "step", "loss", "gradient norm", "learning rate", "adapter"), steps)
     for result in results:
         print_line(f"{result.label}: transcript sha256:{result.transcript_sha256}")
+    taken = max(len(result.taken) for result in results) - 1 if steps else 0
     for parting in partings:
         print_line(f"{parting.side} differs from {parting.against}: {parting}")
     print_line(
-        f"{facts['verdict']}: {len(results)} sides, {facts['requests']} requests, "
-        f"{max(len(result.taken) for result in results) - 1 if steps else 0} steps of training, "
+        f"{facts['verdict']}: {counted(len(results), 'side')}, {counted(facts['requests'], 'request')}, "
+        f"{counted(taken, 'step')} of training, "
         f"model sha256:{facts['model_digest']}, prompts sha256:{facts['prompts_digest']}"
     )

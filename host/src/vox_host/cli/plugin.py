@@ -12,6 +12,7 @@ import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.cli.plugin_check import check
+from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
 from vox_host.receipt import describe_trust
@@ -163,7 +164,8 @@ def verify(
     else:
         for row in report:
             if row["verified"]:
-                print_line(f"{row['plugin']}: {row['files']} files match sha256:{row['tree_digest']}")
+                files = f"{counted(row['files'], 'file')} {agreeing(row['files'], 'matches', 'match')}"
+                print_line(f"{row['plugin']}: {files} sha256:{row['tree_digest']}")
             else:
                 print_warning(f"{row['plugin']}: not verified: {row['detail']}")
     # A plugin found beside the host has no receipt to compare with; named, it was to be verified.

@@ -11,6 +11,7 @@ import typer
 
 from vox_host.cli.lane_options import parse_lane_options
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
 from vox_host.resolution import unknown_plugin
@@ -115,7 +116,7 @@ def _print(report: Report) -> None:
     where = f", {report.execution}" if report.execution else ""
     print_line(
         f"{report.plugin} {report.plugin_version}{where}, numerics {report.numerics_version}: "
-        f"{report.verdict} ({report.cases} cases, {report.failed} failed, "
+        f"{report.verdict} ({counted(report.cases, 'case')}, {report.failed} failed, "
         f"{report.not_comparable} not comparable; {digest})"
     )
     # The first row of the table that shows one.

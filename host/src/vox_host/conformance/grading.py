@@ -16,6 +16,7 @@ from typing import Any
 
 from vox_host.conformance.compare import Difference, show_f32
 from vox_host.conformance.verdict import CaseResult
+from vox_host.counted import counted
 from vox_plugin_api.messages import f32_from_bits
 
 __all__ = ["TOLERANCE", "grade_rows"]
@@ -69,8 +70,8 @@ def grade_rows(
         short = Difference(
             operator="token",
             element=end,
-            expected=f"{len(expected)} tokens",
-            found=f"{len(found)} tokens",
+            expected=counted(len(expected), "token"),
+            found=counted(len(found), "token"),
         )
         return _failed(short, group, case)
     if tolerance is None:

@@ -15,6 +15,7 @@ from vox_host.conformance.grading import TOLERANCE
 from vox_host.conformance.groups import GROUPS, Group
 from vox_host.conformance.session import START_S, NotOfferedError, Session, Target
 from vox_host.conformance.verdict import CaseResult, GroupResult, Report
+from vox_host.counted import counted
 from vox_host.environment_use import alone_with, hold_environment, lock_path
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.integrity import verify_installation
@@ -165,7 +166,8 @@ async def _progress(session: Session, name: str, cases: Sequence[CaseResult]) ->
         started = time.monotonic()
         while True:
             await asyncio.sleep(_PROGRESS_S)
-            session.say(f"  {name}: {len(cases)} cases so far, after {time.monotonic() - started:.0f} s")
+            took_s = time.monotonic() - started
+            session.say(f"  {name}: {counted(len(cases), 'case')} so far, after {took_s:.0f} s")
 
     task = asyncio.create_task(tell())
     try:

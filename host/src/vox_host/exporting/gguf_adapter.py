@@ -6,7 +6,9 @@ from pathlib import Path
 
 from vox_host.errors import ModelError
 from vox_host.exporting.gguf_write import Float32, GgufPiece, Value, write_gguf
+from vox_host.exporting.terms import gguf_license
 from vox_host.models.gguf_config import FAMILIES, gguf_name
+from vox_host.models.installed import InstalledModel
 from vox_host.models.safetensors_write import Progress
 from vox_host.runs.source import AdapterSource
 from vox_plugin_api.adapter_keys import adapter_keys
@@ -16,10 +18,13 @@ from vox_plugin_api.families import ModelConfig
 __all__ = ["write_gguf_adapter"]
 
 
-def write_gguf_adapter(source: AdapterSource, config: ModelConfig, target: Path, progress: Progress) -> None:
+def write_gguf_adapter(
+    source: AdapterSource, base: InstalledModel, config: ModelConfig, target: Path, progress: Progress
+) -> None:
     """Write the new file `target`.
 
     Args:
+        base: whose licence the file states.
         config: the base's.
 
     Raises:
@@ -42,12 +47,12 @@ def write_gguf_adapter(source: AdapterSource, config: ModelConfig, target: Path,
         raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
     pieces = []
     for layer in layers:
-        base = gguf_name(f"{layer}.weight" if layer == "lm_head" else f"model.{layer}.weight", family)
+        place = gguf_name(f"{layer}.weight" if layer == "lm_head" else f"model.{layer}.weight", family)
         for part, key in zip("ab", adapter_keys(layer), strict=True):
             entry = entries[source.key_map[key]]
             pieces.append(
                 GgufPiece(
-                    f"{base}.lora_{part}", entry.dtype, entry.shape, source.file, entry.offset, entry.nbytes
+                    f"{place}.lora_{part}", entry.dtype, entry.shape, source.file, entry.offset, entry.nbytes
                 )
             )
     rank, alpha = source.config.rank, source.config.alpha
@@ -55,6 +60,7 @@ def write_gguf_adapter(source: AdapterSource, config: ModelConfig, target: Path,
         "general.type": "adapter",
         "general.architecture": family.architecture,
         "general.name": source.name,
+        **gguf_license(base),
         "adapter.type": "lora",
         # There it is divided by the rank; a rank-stabilised one was divided by its root.
         "adapter.lora.alpha": Float32(alpha * rank**0.5 if source.config.rank_stabilised else alpha),

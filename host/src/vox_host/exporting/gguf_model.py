@@ -18,6 +18,7 @@ from vox_host.errors import ModelError
 from vox_host.exporting.gguf_vocabulary import vocabulary_keys
 from vox_host.exporting.gguf_write import Float32, GgufPiece, UInt32, Value, write_gguf
 from vox_host.exporting.merging import MergeJob, fold
+from vox_host.exporting.terms import gguf_license
 from vox_host.models.gguf_config import FAMILIES, gguf_name
 from vox_host.models.gguf_import import GgufSource
 from vox_host.models.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ def _metadata(job: MergeJob, config: ModelConfig) -> dict[str, Value]:
         "general.architecture": family.architecture,
         "general.type": "model",
         "general.name": job.adapter.name,
-        "general.license": job.base.license,
+        **gguf_license(job.base),
         **{f"{family.architecture}.{key}": value for key, value in keys.items()},
     }
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from vox_host.errors import ModelError
 from vox_host.exporting.merging import Form, MergeJob, fold
-from vox_host.models.model_manifest import LICENSE_FOLDER, MERGED_FROM, MergedFrom
+from vox_host.exporting.terms import write_terms
+from vox_host.models.model_manifest import MERGED_FROM, MergedFrom
 from vox_host.whole_folder import write_file
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object, read_safetensors_header
 from vox_plugin_api.merge_messages import MergeResult
@@ -46,15 +47,17 @@ async def write_merged_folder(job: MergeJob, folder: Path, form: Form) -> MergeR
         # What it was trained with is what it is asked with.
         (folder / "chat_template.jinja").unlink(missing_ok=True)
         write_file(folder / "chat_template.jinja", job.adapter.chat_template.encode())
-    for terms in sorted((base / LICENSE_FOLDER).glob("*")):
-        shutil.copyfile(terms, folder / terms.name)
     config = merged_config(_base_config(base / "config.json"), merged, _widest(folder))
     write_file(folder / "config.json", _text(config))
     write_file(
         folder / MERGED_FROM,
         _text(MergedFrom(base_digest=merged.model_digest, adapter_digest=merged.adapter_digest).model_dump()),
     )
-    write_file(folder / "README.md", _readme(job, merged).encode())
+    what = (
+        f"Merged by vox-host: {job.base.name} (sha256:{merged.model_digest}) with the adapter "
+        f"{job.adapter.name} (sha256:{merged.adapter_digest})."
+    )
+    write_terms(job.base, folder, what)
     return merged
 
 
@@ -92,15 +95,6 @@ def _widest(folder: Path) -> str:
     if "F32" in matrices or {"F16", "BF16"} <= set(matrices):
         return "float32"
     return "float16" if "F16" in matrices else "bfloat16"
-
-
-def _readme(job: MergeJob, merged: MergeResult) -> str:
-    return (
-        f"---\nlicense: {job.base.license}\n---\n"
-        f"Merged by vox-host: {job.base.name} (sha256:{merged.model_digest}) with the adapter "
-        f"{job.adapter.name} (sha256:{merged.adapter_digest}).\n"
-        f"The base model's terms apply: {job.base.license_terms}\n"
-    )
 
 
 def _text(value: dict[str, Any]) -> bytes:

@@ -33,8 +33,9 @@ _OPTIONAL = (
     "tokenizer_config.json",
 )
 _INDEX = "model.safetensors.index.json"
-_TERMS = re.compile(r"(licen[cs]e|notice|terms|use_policy)([._-].*)?", re.IGNORECASE)
+_TERMS = re.compile(r"(.*[._-])?(licen[cs]e|notice|terms|use_policy)([._-].*)?", re.IGNORECASE)
 _FRONT_MATTER_LICENSE = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([A-Za-z0-9._+-]{1,80})", re.MULTILINE)
+_FRONT_MATTER_LINK = re.compile(r"^license_link:[ \t]*['\"]?(https?://[^\s'\"]{1,200})", re.MULTILINE)
 
 
 class HuggingFaceSource:
@@ -152,7 +153,8 @@ def _license(path: Path) -> License:
             names = _FRONT_MATTER_LICENSE.findall(front_matter)
             if names:
                 # license_name says more than "other", and comes after it.
-                return License(names[-1], f"stated in {readme}")
+                link = _FRONT_MATTER_LINK.search(front_matter)
+                return License(names[-1], link[1] if link else f"stated in {readme}")
     terms = sorted(p.name for p in path.iterdir() if p.is_file() and _TERMS.fullmatch(p.name))
     if terms:
         return License("unknown", f"read {path / terms[0]}")

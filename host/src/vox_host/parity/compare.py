@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vox_host.parity.training import Taken
+from vox_host.parity.training import Taken, short
 
 __all__ = ["Answered", "Parting", "SideResult", "first_parting"]
 
@@ -122,7 +122,7 @@ def first_parting(first: SideResult, other: SideResult) -> Parting | None:
 def _parting_of(first: SideResult, other: SideResult, byte: int | None, a: Answered, b: Answered) -> Parting:
     shared: dict[str, Any] = {"side": other.label, "against": first.label, "byte": byte, "request": a.number}
     if a.logits_digest != b.logits_digest:
-        return Parting(**shared, what="logits", expected=a.logits_digest[:16], found=b.logits_digest[:16])
+        return Parting(**shared, what="logits", expected=short(a.logits_digest), found=short(b.logits_digest))
     if a.token_ids != b.token_ids:
         position = _first_unequal(a.token_ids, b.token_ids)
         return Parting(
@@ -132,7 +132,7 @@ def _parting_of(first: SideResult, other: SideResult, byte: int | None, a: Answe
             expected=_at(a.token_ids, position),
             found=_at(b.token_ids, position),
         )
-    return Parting(**shared, what="answer", expected=a.answer_sha256[:16], found=b.answer_sha256[:16])
+    return Parting(**shared, what="answer", expected=short(a.answer_sha256), found=short(b.answer_sha256))
 
 
 def _first_byte(a: bytes, b: bytes) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vox_host.conformance.compare import first_difference
+from vox_host.counted import counted
 from vox_host.errors import PluginError, WorkerFailedError
 from vox_host.hardware.system import System
 from vox_host.launch import plan_launch
@@ -67,7 +68,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
     Raises:
         VoxError: the plugin can't be started, can't load the model, or fails a request.
     """
-    job.say(f"{side.label}: {len(job.asked)} requests")
+    job.say(f"{side.label}: {counted(len(job.asked), 'request')}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vox-parity-") as folder:
         path = Path(folder) / "transcript"
@@ -152,7 +153,7 @@ async def locate(
         answer if parting.position is None and parting.what == "answer" else answer[: parting.position or 0]
     )
     tokens = [*asked.token_ids, *kept]
-    job.say(f"tracing request {parting.request} on both sides ({len(tokens)} tokens)")
+    job.say(f"tracing request {parting.request} on both sides ({counted(len(tokens), 'token')})")
     params = m.TraceParams(token_ids=tokens)
     traces = []
     for side, candidate in (first, other):

@@ -17,12 +17,25 @@ from vox_host.parity.requests import Asked
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 
-__all__ = ["EXAMPLE_TOKENS", "Taken", "TrainingAsked", "TrainingParting", "ask_steps", "first_step_apart"]
+__all__ = [
+    "EXAMPLE_TOKENS",
+    "Taken",
+    "TrainingAsked",
+    "TrainingParting",
+    "ask_steps",
+    "first_step_apart",
+    "short",
+]
 
 EXAMPLE_TOKENS = 64
 """The most that is taken of a prompt: a step on the CPU is seconds then, and crosses no KV block."""
 RANK = 8
 _LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def short(digest: str) -> str:
+    """Return as much of a digest as tables and sentences show; certificates and JSON have all of it."""
+    return digest[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ class TrainingParting:
 
     def __str__(self) -> str:
         place = f"step {self.step}" if self.step else "the adapter before step 1"
-        text = f"training, {place}: {self.what}: expected {self.expected[:16]}, found {self.found[:16]}"
+        text = f"training, {place}: {self.what}: expected {short(self.expected)}, found {short(self.found)}"
         if self.operator is None:
             return text
         text += f"; first operator {self.operator} (case {self.case}"

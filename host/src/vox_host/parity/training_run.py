@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from vox_host.conformance.compare import first_difference
 from vox_host.conformance.expected import load_group
+from vox_host.counted import counted
 from vox_host.launch import plan_launch
 from vox_host.parity.run import Job, loaded
 from vox_host.parity.sides import Side
@@ -31,7 +32,7 @@ async def take_steps(
     Raises:
         VoxError: the plugin can't be started, can't load the model, or doesn't take a step.
     """
-    job.say(f"{side.label}: {training.steps} steps of training")
+    job.say(f"{side.label}: {counted(training.steps, 'step')} of training")
     async with loaded(job, side, candidate, None) as (worker, _, _):
         client = TrainingClient(worker)
         begun = Taken.begun(await client.begin(training.begin))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+from vox_host.counted import agreeing, counted
 from vox_host.server.api_error import ApiError
 
 __all__ = ["Admission"]
@@ -39,9 +40,10 @@ class Admission:
                 param="n",
             )
         if self._outstanding + answers > self.limit:
+            wait = agreeing(self._outstanding, "runs or waits", "run or wait")
             raise ApiError(
                 429,
-                f"{self._outstanding} answers run or wait already; the limit is {self.limit}. "
+                f"{counted(self._outstanding, 'answer')} {wait} already; the limit is {self.limit}. "
                 "Nothing was started; try again",
                 code="queue_full",
                 headers={"retry-after": "1"},

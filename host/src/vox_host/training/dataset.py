@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from vox_host.counted import counted
+from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.training.data import Encoded, Example, Rows, TemplateChoice, encode_rows, read_rows, split
@@ -109,8 +109,9 @@ def encode_dataset(
         seen = [example.line for example in beside.examples if example.digest() in trained]
         all_held = len(beside.examples)
         if seen:
+            rows = f"{counted(all_held, 'held-out row')} {agreeing(all_held, 'is', 'are')}"
             warnings.append(
-                f"{len(seen)} of the {counted(all_held, 'held-out row')} {_is(all_held)} also trained on "
+                f"{len(seen)} of the {rows} also trained on "
                 f"(line {seen[0]} is the first): the held-out loss will look better than it is"
             )
         return Dataset(train=encoded.examples, held_out=beside.examples, warnings=tuple(warnings))
@@ -119,8 +120,8 @@ def encode_dataset(
     if wanted >= there:
         raise UsageError(
             "usage",
-            f"--holdout {wanted} leaves nothing to train on: there {_is(there)} {counted(there, 'row')}; "
-            "nothing was started",
+            f"--holdout {wanted} leaves nothing to train on: there {agreeing(there, 'is', 'are')} "
+            f"{counted(there, 'row')}; nothing was started",
         )
     parts = split(encoded.examples, wanted, seed)
     return Dataset(
@@ -134,10 +135,6 @@ def _how_many(asked: int | None, examples: int) -> int:
     if asked is not None:
         return asked
     return min(_MOST, examples // _SHARE) if examples >= _FEWEST_ROWS else 0
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _ignored(rows: Rows) -> list[str]:

@@ -248,11 +248,10 @@ def _notes_on_unused(unused: Sequence[str], prefix: str, head: str) -> list[str]
     beside = [n for n in unused if not n.startswith(prefix) and n != head and not n.endswith("inv_freq")]
     notes = []
     if within:
-        notes.append(f"{len(within)} tensors are not used: {_shorten(within, len(within))}")
+        notes.append(f"tensors that are not used, {len(within)}: {_shorten(within, len(within))}")
     if beside:
-        notes.append(
-            f"{len(beside)} tensors outside {prefix!r} were not read: {_shorten(beside, len(beside))}"
-        )
+        names = _shorten(beside, len(beside))
+        notes.append(f"tensors outside {prefix!r} that were not read, {len(beside)}: {names}")
     return notes
 
 

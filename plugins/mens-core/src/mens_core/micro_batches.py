@@ -98,7 +98,7 @@ def read_examples(examples: Sequence[TrainExample], *, vocab_size: int, context_
         named = "; ".join(f"example {index} {problem}" for index, problem in list(problems.items())[:5])
         raise BackendError(
             "invalid-example",
-            f"{len(problems)} of {len(examples)} examples are not right: {named}. Nothing was run",
+            f"not right, {len(problems)} of {len(examples)} examples: {named}. Nothing was run",
             facts={"problems": problems},
         )
     return read

@@ -324,7 +324,7 @@ def test_answers_without_an_end_are_a_warning(encoded, open_template):
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     [warning] = encoded([ROW], tokenizer, open_template(source, tokenizer)).warnings
-    assert "in 1 of 1 examples an answer does not end" in warning
+    assert "in 1 example of 1 an answer does not end" in warning
     assert "(</s>, <|im_end|>)" in warning
 
 

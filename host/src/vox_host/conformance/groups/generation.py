@@ -10,6 +10,7 @@ from vox_host.conformance.expected import load_models
 from vox_host.conformance.grading import grade_rows
 from vox_host.conformance.session import Answer, Session, case, failed
 from vox_host.conformance.verdict import CaseResult
+from vox_host.counted import counted
 from vox_host.workers import Worker
 from vox_plugin_api import messages as m
 
@@ -85,7 +86,7 @@ async def _alone(
     was_cut = parted and len(answer.tokens) < len(recorded["rows"]) and answer.finish_reason == "length"
     if was_cut:
         return failed(
-            f"{result.detail}, and then it ended by 'length' after {len(answer.tokens)} tokens, "
+            f"{result.detail}, and then it ended by 'length' after {counted(len(answer.tokens), 'token')}, "
             f"where {params.max_tokens} were asked for"
         )
     if not result.is_failed and not parted and answer.finish_reason != recorded["finish_reason"]:

@@ -11,6 +11,7 @@ from vox_host.conformance.compare import Difference
 from vox_host.conformance.expected import load_models
 from vox_host.conformance.session import NotOfferedError, Session, case, failed, in_time
 from vox_host.conformance.verdict import CaseResult
+from vox_host.counted import counted
 from vox_host.workers import Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
@@ -94,7 +95,7 @@ async def _evaluate(worker: Worker, name: str, recorded: Mapping[str, Any]) -> C
         if (result := _compare("train_evaluate", name, index, wanted, made)) is not None:
             return result
     return (
-        None if len(found) == len(examples) else failed(f"{len(found)} results of {len(examples)} examples")
+        None if len(found) == len(examples) else failed(f"{len(found)} of {counted(len(examples), 'result')}")
     )
 
 

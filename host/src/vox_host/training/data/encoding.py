@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from vox_host.chat.protection import ProtectedText
 from vox_host.chat.template import ChatTemplate
+from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.literals import LiteralFinder
 from vox_host.models.tokenizer import PromptTooLong, Tokenizer
@@ -120,8 +121,8 @@ def encode_rows(
     warnings: list[str] = []
     if endless:
         warnings.append(
-            f"in {endless} of {len(examples)} examples an answer does not end with a token that ends answers "
-            f"({encoder.end_names}): a model trained on them is not taught where to stop"
+            f"in {counted(endless, 'example')} of {len(examples)} an answer does not end with a token that "
+            f"ends answers ({encoder.end_names}): a model trained on them is not taught where to stop"
         )
     return Encoded(
         path=rows.path, examples=examples, found=rows.found.joined(problems), warnings=tuple(warnings)

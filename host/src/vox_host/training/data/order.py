@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vox_host.counted import counted
 from vox_host.training.data.encoding import Example
 
 __all__ = ["Split", "order", "split"]
@@ -44,7 +45,7 @@ def split(examples: Sequence[Example], held_out: int | float, seed: int) -> Spli
     """
     wanted = round(len(examples) * held_out) if isinstance(held_out, float) else held_out
     if held_out < 0 or (examples and wanted >= len(examples)):
-        raise ValueError(f"{held_out} held out of {len(examples)} examples leaves none to train")
+        raise ValueError(f"{held_out} held out of {counted(len(examples), 'example')} leaves none to train")
     head = b"vox-split" + _u64(seed)
     keys = [hashlib.sha256(head + example.digest()).digest() for example in examples]
     by_key = sorted(range(len(examples)), key=lambda index: keys[index])

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 
 __all__ = ["Problem", "Problems", "data_error"]
@@ -47,7 +48,7 @@ def data_error(path: Path, problems: Problems) -> UsageError:
     facts: list[tuple[str, object]] = [(f"line {problem.line}", problem.what) for problem in shown]
     if problems.count > len(shown):
         facts.append(("and", f"{problems.count - len(shown)} more"))
-    rows = "1 row is" if problems.count == 1 else f"{problems.count} rows are"
+    rows = f"{counted(problems.count, 'row')} {agreeing(problems.count, 'is', 'are')}"
     return UsageError(
         "data-rows-bad",
         f"{rows} not fit to be trained on in {path}; nothing was trained",

@@ -108,9 +108,9 @@ def _check(
             wrong.append(f"{entry.name} is {entry.dtype} {list(entry.shape)}, expected {expected}")
     if missing or orphans or wrong or doubled:
         parts = [
-            *([f"it lacks {len(missing)} tensors ({_some(missing)})"] if missing else []),
-            *([f"{len(orphans)} have no place in this model ({_some(orphans)})"] if orphans else []),
-            *([f"{len(doubled)} are named for two places ({_some(doubled)})"] if doubled else []),
+            *([f"missing: {len(missing)} of {len(shapes)} tensors ({_some(missing)})"] if missing else []),
+            *([f"without a place in this model: {len(orphans)} ({_some(orphans)})"] if orphans else []),
+            *([f"named for two places: {len(doubled)} ({_some(doubled)})"] if doubled else []),
             *wrong[:5],
         ]
         raise BackendError(
