@@ -31,6 +31,7 @@ _FLAGS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-frounding-math",
     "-w",
     "-pthread",
 ]
