@@ -212,7 +212,8 @@ def test_only_what_is_in_the_plugin_folder_can_be_removed(
 ) -> None:
     outside = plugins_dir.parent / "outside.json"
     outside.write_text(json.dumps({}))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(PluginError) as caught:
         remove(plugins_dir, plugin_id)
+    assert caught.value.code == "plugin-not-installed"
     assert dict(caught.value.facts)["installed"] == "vox-toy"
     assert outside.exists()
