@@ -232,6 +232,19 @@ def test_a_scale_that_is_not_finite_is_refused_by_row(library, weight_format):
             assert "the file that the model was imported from holds this" in refused.value.error.remedy
 
 
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_of_several_such_rows_the_lowest_is_named(library, weight_format):
+    """Blocks are packed column by column, so the lowest is not the first that is met, nor the last."""
+    at = SCALES_AT[weight_format][0]
+    blocks = random_blocks(weight_format, 40 * 3, np.random.default_rng(10))
+    for row, column in ((37, 0), (35, 1), (39, 2)):
+        blocks[3 * row + column, at : at + 2] = np.array([0x7C00], "<u2").view(np.uint8)
+    for functions in (library.kernels, library.reference):
+        with pytest.raises(BackendError) as refused:
+            quantised.pack_matrix(functions, stored(weight_format, blocks, 40))
+        assert refused.value.error.facts["row"] == 35
+
+
 def test_bytes_that_do_not_make_the_shape_are_refused(library):
     blocks = random_blocks("q4_k", 8, np.random.default_rng(0))
     for shape in ((8, 255), (7, 256), (8, 0), (2048,), (8, 512)):

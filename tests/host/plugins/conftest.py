@@ -12,7 +12,7 @@ import pytest
 # Test files import the toys by name; pytest's importlib mode puts no folder on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plugin_toys import make_tools, write_api_wheel, write_toy_wheel
+from plugin_toys import a_project, make_tools, manifest_text, write_api_wheel, write_toy_wheel
 
 from vox_host.installation import Installed, InstallRequest, install
 from vox_host.installation.tools import Tools
@@ -69,3 +69,15 @@ def unpacked(tmp_path: Path) -> Callable[..., Path]:
         return site
 
     return make
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with a plugin and the distribution it needs beside it, as in this repository."""
+    root = tmp_path / "clone"
+    a_project(root / "plugin-api", "vox-plugin-api", write_api_wheel(tmp_path / "made"))
+    toy = root / "plugins" / "vox-toy"
+    a_project(toy, "vox-toy", write_toy_wheel(tmp_path / "made", requires=("vox-plugin-api==0.1.0",)))
+    (toy / "src" / "vox_toy").mkdir(parents=True)
+    (toy / "src" / "vox_toy" / "Plugin.toml").write_text(manifest_text())
+    return root

@@ -165,3 +165,44 @@ def interpreter_that_sees(folder: Path, environment: Path) -> Path:
     paths = [folder, REPOSITORY / "plugin-api" / "src", *site.getsitepackages()]
     (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
     return environment / "bin" / "python"
+
+
+def visible(plugins_dir: Path) -> list[str]:
+    """What a plugin folder has for everybody."""
+    return sorted(p.name for p in plugins_dir.iterdir() if p.name[0] != ".")
+
+
+def hidden(plugins_dir: Path) -> list[str]:
+    """Environments and what an installation is making, by name."""
+    names = [p.name for p in plugins_dir.glob(".environments/*")]
+    return sorted(names + [p.name for p in plugins_dir.glob(".staging-*")])
+
+
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "vox-toy"
+version = "1.0.0"
+dependencies = ["vox-plugin-api==0.1.0"]
+"""
+BACKEND = """
+import shutil
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    shutil.copy("made/{wheel}", wheel_directory)
+    return "{wheel}"
+"""
+
+
+def a_project(folder: Path, name: str, wheel: Path) -> None:
+    """Write a source folder whose build backend hands out a ready wheel: no network, no time."""
+    (folder / "made").mkdir(parents=True)
+    wheel.rename(folder / "made" / wheel.name)
+    (folder / "backend.py").write_text(BACKEND.format(wheel=wheel.name))
+    text = PROJECT.replace('"vox-toy"', f'"{name}"')
+    if name == "vox-plugin-api":
+        text = text.replace('version = "1.0.0"', 'version = "0.1.0"')
+        text = text.replace('"vox-plugin-api==0.1.0"', "")
+    (folder / "pyproject.toml").write_text(text)
