@@ -96,38 +96,6 @@ def test_both_models_give_the_cpu_lane_s_bytes(started, library, family, tmp_pat
     assert run(path, started().lane()) == run(path, CpuOps(library.kernels))
 
 
-class CountingCopies:
-    """How often the lane waited: copies to and from the host, of more than a command carries."""
-
-    def __init__(self, device, monkeypatch):
-        self.reads = self.uploads = 0
-        read, write = type(device).get, device._write
-
-        def get(device_, *arguments):
-            self.reads += 1
-            return read(device_, *arguments)
-
-        def put(*arguments):
-            self.uploads += 1
-            return write(*arguments)
-
-        monkeypatch.setattr(type(device), "get", get)
-        monkeypatch.setattr(device, "_write", put)
-
-
-def test_a_decode_step_waits_for_its_results_alone(started, tmp_path, monkeypatch):
-    """The flags of the layers and those of the head; what it sends goes with the commands."""
-    ready = started()
-    ops = ready.lane()
-    model = open_model(write_model(tmp_path, BY_FAMILY["qwen3"]), ops).model
-    cache, sequences = model.new_cache(4), Sequences()
-    model.forward(sequences.step([(0, [1, 2, 3])]), cache)
-    counted = CountingCopies(ready.device, monkeypatch)
-    model.forward(sequences.step([(0, [4])]), cache)
-    assert counted.reads == 2
-    assert 0 < counted.uploads <= 6
-
-
 @pytest.mark.parametrize("words", [0, 1, 999, 1000, 1001, 7001, 8001])
 def test_what_is_sent_arrives(started, words):
     device = started().device
