@@ -14,6 +14,7 @@ from mens_core.kernel_source import GROUP
 from mens_core.ops import Batch, Fault, ServedStep, rows_of_batch
 from mens_core.rotary_blocks import make_angles
 from mens_core.wishes import Reading, Wish
+from mens_torch_mps.matrices import TILE
 from mens_torch_mps.one_read import PENALISING, SCORING, Places, by_wish, readings
 from mens_torch_mps.rotary import QueuedRotaryTable
 
@@ -24,16 +25,25 @@ __all__ = ["MpsOps"]
 
 _FEW_ROWS = 4
 """A step of more rows has threads enough with one per output and row."""
+_SIDE = 8
+"""Of a SIMD-group matrix: a sum that is not whole sides is left to the scalar kernels."""
+_MATRIX_ROWS = 8
+"""Fewer rows would leave most of a matrix empty."""
 
 
 class MpsOps(GridOps):
     """Grid kernels on a GPU; rotary tables are made on the host by integers."""
 
-    def __init__(self, device: MpsDevice, *, simd_width: int, facts: Mapping[str, Any]) -> None:
-        """Take a device and the threads of its SIMD groups, which divide a group."""
+    def __init__(
+        self, device: MpsDevice, *, simd_width: int, uses_matrices: bool, facts: Mapping[str, Any]
+    ) -> None:
+        """Take a device and the threads of its SIMD groups, which divide a group.
+
+        `uses_matrices`: whether a probe found that the GPU's matrices add as the rules say.
+        """
         super().__init__(device, make_angles)
         self._memory = device
-        self.simd_width = simd_width
+        self.simd_width, self.uses_matrices = simd_width, uses_matrices
         self._outputs_of_group = GROUP // simd_width
         self._facts = dict(facts)
 
@@ -135,6 +145,8 @@ class MpsOps(GridOps):
     def _launch_linear(
         self, activations: tuple[Buffer, ...], rows: int, weight: Any, name: str
     ) -> GridTensor:
+        if rows >= _MATRIX_ROWS and self.uses_matrices and weight.block == 0 and weight.columns % _SIDE == 0:
+            return self._linear_by_matrices(activations, rows, weight, name)
         if rows > _FEW_ROWS:
             return super()._launch_linear(activations, rows, weight, name)
         return self._rows(
@@ -145,3 +157,15 @@ class MpsOps(GridOps):
             name,
             across=-(-weight.rows // self._outputs_of_group) * GROUP,
         )
+
+    def _linear_by_matrices(
+        self, activations: tuple[Buffer, ...], rows: int, weight: Any, name: str
+    ) -> GridTensor:
+        out = self._new(rows, weight.rows)
+        self._run(
+            f"vox_matrices_{weight.format}",
+            (*activations, weight.buffer, out.buffer, self._flags(name, rows)),
+            constants(rows, weight.columns, weight.rows, 0, weight.columns),
+            (-(-weight.rows // TILE) * GROUP, -(-rows // TILE)),
+        )
+        return out

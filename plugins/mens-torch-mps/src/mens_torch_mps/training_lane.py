@@ -14,4 +14,6 @@ class MpsTrainingOps(MpsOps, GridTrainingOps):
 
     def __init__(self, device: MpsDevice, serving: MpsOps) -> None:
         """Work on the weights that a lane on the same device has loaded."""
-        super().__init__(device, simd_width=serving.simd_width, facts=serving.facts())
+        super().__init__(
+            device, simd_width=serving.simd_width, uses_matrices=serving.uses_matrices, facts=serving.facts()
+        )
