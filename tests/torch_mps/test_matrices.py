@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from grid_shim.device import LaunchError
 from lanes.tiny_models import QWEN3, write_model
 from mens_core.conformance.inputs import floats, put, weight
 from mens_torch_mps import matrices, start
@@ -16,6 +17,7 @@ from mens_torch_mps.kernel_text import metal_matrix_source
 from mens_torch_mps.lane import _MATRIX_ROWS
 from mens_torch_mps.matrix_orders import CANONICAL, ORDERS, UNKNOWN, VECTORS, classify, expected
 from metal_shim.stand_in import CpuStandIn
+from torch_mps.test_planted import is_caught, swapped
 from torch_mps.test_same_bits import run
 
 NUMBERS = {name: number for number, name in enumerate(ORDERS)}
@@ -54,7 +56,7 @@ def test_every_order_is_told_and_only_the_rules_own_is_used(started, order):
     ready = started(matrices=NUMBERS[order])
     assert ready.matrices.order == order
     assert ready.matrices.is_usable == (order == CANONICAL)
-    said = ready.facts["simdgroup_matrices"]
+    said = ready.lane().facts()["simdgroup_matrices"]
     assert said == (f"used: {order}" if order == CANONICAL else f"not used, scalar tiles instead: {order}")
 
 
@@ -158,13 +160,38 @@ def test_what_is_not_whole_sides_or_not_finite(started, reference):
 )
 def test_a_mistake_in_the_tiles_is_told(started, monkeypatch, old, new, said):
     """Planted: a missing barrier, a thread that does not come, a stride that is another's."""
-    from grid_shim.device import LaunchError
-
     right = metal_matrix_source()
     assert old in right
     monkeypatch.setattr(start, "metal_matrix_source", lambda: right.replace(old, new))
     with pytest.raises(LaunchError, match=said):
         started()
+
+
+def test_arguments_of_the_tiles_in_another_order(started, reference):
+    ready = started()
+    stored, x = weight("f32", 5, 40, 128), floats(6, 40, 128)
+
+    def case(ops):
+        yield ops.to_host(ops.linear(put(ops, x), ops.load_matrix(stored), name="linear"))
+
+    lane = ready.lane()
+    assert not is_caught(case, lane, reference)
+    ready.runtime.change = swapped("vox_matrices_f32", 0, 1)
+    assert is_caught(case, lane, reference)
+
+
+def test_a_buffer_of_the_tiles_one_element_short(started):
+    """Each in turn, when the probe compares tiles; but for the flags, which nobody writes there."""
+    for number in range(3):
+
+        def change(name, arguments, number=number):
+            if name != "vox_matrices_f16":
+                return arguments
+            element = 2 if number == 1 else 4
+            return (*arguments[:number], arguments[number][:-element], *arguments[number + 1 :])
+
+        with pytest.raises(LaunchError, match=rf"vox_matrices_f16, group .* of buffer {number}, which has"):
+            started(change=change)
 
 
 # --- what is remembered --------------------------------------------------------------------------------

@@ -144,6 +144,12 @@ def refusal(sight: Sight) -> BackendError | None:
             "Install the plugin with a Python for arm64 (`python3 -c 'import platform; "
             "print(platform.machine())'` says arm64).",
         )
+    if sight.macos == "10.16":
+        return refused(
+            "macos-unknown",
+            "macOS hides its version from this Python and says 10.16, for programs made for older ones",
+            "Unset SYSTEM_VERSION_COMPAT, or install the plugin with a Python built for macOS 11 or newer.",
+        )
     if _version(sight.macos) < MINIMUM_MACOS:
         facts["needed"] = ".".join(map(str, MINIMUM_MACOS))
         return refused(

@@ -105,8 +105,8 @@ class MpsOps(GridOps):
             self._queue_penalties(logits, wishes, of_penalties)
             self._queue_choice(logits, wishes, places)
         for (buffer, end), at in zip(parts, places.flags_at, strict=True):
-            out = self._device.part(places.whole, at, 4 * end)
-            self._run("vox_copy_words", (buffer, out), constants(end), (end, 1))
+            used, out = self._device.part(buffer, 0, 4 * end), self._device.part(places.whole, at, 4 * end)
+            self._run("vox_copy_words", (used, out), constants(end), (end, 1))
         return places
 
     def _queue_scores(
