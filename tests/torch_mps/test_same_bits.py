@@ -13,7 +13,7 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.conformance.cases import CASES
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.kernel_source import grid_source
-from mens_torch_mps.kernel_text import metal_source
+from mens_torch_mps.kernel_text import metal_matrix_source, metal_source, metal_training_source
 from mens_torch_mps.lane import _FEW_ROWS
 
 
@@ -113,4 +113,14 @@ def test_the_text_is_the_grid_s_with_the_lane_s_own_behind_it():
     assert text.startswith(grid_source("metal", "serving"))
     # torch hands it over as ASCII, and compiles nothing at all of a text that isn't.
     assert text.isascii()
-    assert "#pragma METAL fp contract(off)" in text
+
+
+@pytest.mark.parametrize("text", [metal_source(), metal_training_source(), metal_matrix_source()])
+def test_every_text_asks_for_no_contraction_and_the_written_order_before_its_first_line_of_code(text):
+    first = text.index("static inline")
+    for pragma in ("#pragma METAL fp contract(off)", "#pragma METAL fp math_mode(safe)"):
+        assert text.count(pragma) == 1
+        assert text.index(pragma) < first
+    code = "\n".join(line.partition("//")[0] for line in text.splitlines())
+    for word in ("simd_sum", "simd_prefix", "double", "atomic", "metal::exp", "rsqrt", "fast::"):
+        assert word not in code, word
