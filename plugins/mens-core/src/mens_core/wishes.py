@@ -48,7 +48,7 @@ class Reading:
     """What became of a wish."""
 
     logits: npt.NDArray[np.float32] | None = None
-    """[V], the caller's own."""
+    """[V], until the next step."""
     normaliser: np.float32 | None = None
     token_id: int | None = None
     fault: str | None = None
@@ -94,6 +94,9 @@ def _scored(
     rows = ops.take_rows(logits, np.array([wishes[i].row for i in scored], np.int32))
     normalisers = ops.log_normaliser(rows)
     faults = {scored[row]: fault.name for fault in reversed(ops.take_faults()) for row in fault.rows}
-    # A copy: a lane's rows may be views of what penalties are about to change.
-    values = np.array(ops.to_host(rows), np.float32)
-    return {i: (values[n], normalisers[n]) for n, i in enumerate(scored) if i not in faults}, faults
+    found = {}
+    for n, (i, values) in enumerate(zip(scored, ops.to_host(rows), strict=True)):
+        if i not in faults:
+            # A lane's rows may be views of what the row's penalty is about to change.
+            found[i] = (values if wishes[i].penalty is None else values.copy(), normalisers[n])
+    return found, faults

@@ -138,7 +138,7 @@ def recall(path: Path | None) -> Found | None:
         order, is_usable = said["order"], said["is_usable"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # A file can't make usable what no probe calls so.
+    # No probe calls another order usable, and so no file does.
     if not isinstance(order, str) or not isinstance(is_usable, bool) or (is_usable and order != CANONICAL):
         return None
     return Found(order, is_usable, is_remembered=True)
