@@ -48,21 +48,29 @@ def test_no_two_orders_give_the_same_bits():
         assert expected(one) != expected(other), (one, other)
 
 
+@pytest.fixture(scope="module")
+def any_hardware(started):
+    """A lane's GPU whose matrices can be made to add in another order."""
+    return started()
+
+
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_is_told_and_only_the_rules_own_is_used(started, order):
+def test_every_order_is_told_and_only_the_rules_own_is_used(any_hardware, order):
     """By hardware that does it, in the machine's own arithmetic; the names are from exact rationals."""
     if order in WIDE and np.finfo(np.longdouble).nmant < 63:
         pytest.skip("this machine's long double is too narrow to play exact sums")
-    ready = started(matrices=NUMBERS[order])
-    assert ready.matrices.order == order
-    assert ready.matrices.is_usable == (order == CANONICAL)
-    said = ready.lane().facts()["simdgroup_matrices"]
-    assert said == (f"used: {order}" if order == CANONICAL else f"not used, scalar tiles instead: {order}")
+    any_hardware.runtime.matrices = NUMBERS[order]
+    found = matrices.probe(any_hardware.device, any_hardware.simd_width)
+    assert (found.order, found.is_usable) == (order, order == CANONICAL)
+    says = "used" if order == CANONICAL else "not used, scalar tiles instead"
+    assert found.described() == f"{says}: {order}"
 
 
 def test_what_is_on_no_list_is_unknown_and_not_used(started):
     ready = started(matrices=NOT_LISTED)
     assert (ready.matrices.order, ready.matrices.is_usable) == (UNKNOWN, False)
+    said = f"not used, scalar tiles instead: {UNKNOWN}"
+    assert ready.lane().facts()["simdgroup_matrices"] == said
 
 
 def test_an_element_that_adds_otherwise_makes_the_whole_unknown():
