@@ -101,7 +101,6 @@ def engine_tokens_per_s(model: Model) -> dict[str, float]:
     """Requests at once through the engine: tokens of the answers over the time from first to last."""
     blocks = CONCURRENT * 2
     engine = Engine(
-        model.ops,
         model,
         model.new_cache(blocks),
         vocab_size=VOCABULARY,

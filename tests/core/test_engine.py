@@ -30,7 +30,6 @@ def plan(case_id: str) -> dict:
 def an_engine(blocks=16, context_length=1024, max_sequences=64, model=None, **limits) -> Engine:
     model = model or ToyModel(ToyLane())
     return Engine(
-        model.lane,
         model,
         model.new_cache(blocks),
         vocab_size=VOCAB,
@@ -378,8 +377,8 @@ def test_the_digest_covers_the_logits_of_every_position():
     rows = []
     forward = model.forward
 
-    def recording(batch, cache):
-        result = forward(batch, cache)
+    def recording(batch, cache, wishes=()):
+        result = forward(batch, cache, wishes)
         rows.append(np.array(result.logits))
         return result
 
@@ -446,10 +445,10 @@ def test_a_lane_without_room_fails_the_longest_of_the_step_and_nobody_else():
     large = engine.submit(ask([1, 46, 4], 5))
     forward = engine._model.forward
 
-    def without_room(batch, cache):
+    def without_room(batch, cache, wishes=()):
         if len(batch.positions) > 2:
             raise BackendError("out-of-device-memory", "no room", facts={"free_bytes": 0}, remedy="less")
-        return forward(batch, cache)
+        return forward(batch, cache, wishes)
 
     engine._model.forward = without_room
     finish(engine, good, large)

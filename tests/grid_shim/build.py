@@ -22,6 +22,7 @@ from mens_core.kernel_source import CUDA_OPTIONS, Target
 
 HERE = Path(__file__).resolve().parent
 RUNNER = HERE / "runner.cpp"
+MATRICES = HERE / "matrices.cpp"
 NATIVE = HERE.parents[1] / "plugins/mens-cpu-ref/native"
 
 _SHARED = {"metal": "threadgroup", "cuda": "__shared__"}
@@ -77,6 +78,8 @@ def build(
 ) -> Path:
     """Return a shared library with `shim_run` and what the `units` export; made once per text."""
     text = preprocessed(source, target)
+    if target == "metal":
+        units = (*units, MATRICES)
     off = _CONTRACT_OFF in source if target == "metal" else "--fmad=false" in options
     contract = "off" if off else "fast"
     unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])

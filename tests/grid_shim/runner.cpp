@@ -230,6 +230,7 @@ bool is_kept(int number) {
 }
 
 uint32_t simd_width() { return static_cast<uint32_t>(g_simd_width); }
+uint32_t simd_lane() { return static_cast<uint32_t>(g_current % g_simd_width); }
 uint32_t simd_exchange(uint32_t mine, uint32_t from) {
   const int first = g_current / g_simd_width * g_simd_width;
   if (from >= simd_width()) complain("a shuffle asked for a thread beyond its SIMD group");

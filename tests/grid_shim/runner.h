@@ -28,6 +28,12 @@ uint32_t simd_width();
 // Four bytes of each thread of a SIMD group, seen by all of it. They must all be here.
 uint32_t simd_exchange(uint32_t mine, uint32_t from);
 
+// The place of the thread that asks in its SIMD group.
+uint32_t simd_lane();
+
+// c and eight products, added in the order that was set (matrices.cpp).
+float matrix_sum(const float* a, const float* b, float c);
+
 // One kernel: `call` passes the buffers on, the last being the constants.
 struct Kernel {
   const char* name;
@@ -75,6 +81,7 @@ struct Shared {
   Shared() { register_shared(values, sizeof values, seen, N); }
   T operator[](int i) { return SharedPointer<T>{values, seen, N}[i]; }
   operator SharedPointer<T>() { return {values, seen, N}; }
+  SharedPointer<T> operator+(int64_t n) { return static_cast<SharedPointer<T>>(*this) + n; }
 };
 template <class T>
 T& to_write(SharedPointer<T> shared, int64_t i) {

@@ -14,6 +14,7 @@ import numpy as np
 from mens_core.models.model import RowFault, StepResult
 from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ops
 from mens_core.philox import philox_words
+from mens_core.wishes import Reading, read_logits
 
 VOCAB = 48
 WIDTH = 16
@@ -123,7 +124,7 @@ class ToyModel:
     def new_cache(self, blocks):
         return self.lane.new_kv_cache(layers=1, kv_heads=1, head_dim=WIDTH, blocks=blocks)
 
-    def forward(self, batch: Batch, cache):
+    def forward(self, batch: Batch, cache, wishes=()):
         starts = batch.starts.tolist()
         self.steps.append([(int(batch.positions[a]), b - a) for a, b in pairwise(starts)])
         if self.break_on in batch.token_ids.tolist():
@@ -145,4 +146,7 @@ class ToyModel:
         logits = lane.linear(lane.take_rows(x, batch.logit_rows), self.head, name="logits")
         rows = batch.logit_rows.tolist()
         faults += [RowFault(rows[i], fault.name) for fault in lane.take_faults() for i in fault.rows]
-        return StepResult(logits, tuple(faults))
+        spoiled = {fault.row for fault in faults}
+        left = [wish for wish in wishes if rows[wish.row] not in spoiled]
+        read = dict(zip([wish.row for wish in left], read_logits(lane, logits, left), strict=True))
+        return StepResult(logits, tuple(faults), tuple(read.get(wish.row, Reading()) for wish in wishes))

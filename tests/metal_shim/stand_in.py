@@ -32,12 +32,12 @@ _CASTS = {"int32": np.int32}
 class StandInKernel:
     """One kernel, called as torch's are."""
 
-    def __init__(self, owner: CpuStandIn, run: Any, name: str) -> None:
+    def __init__(self, owner: CpuStandIn, library: ctypes.CDLL, name: str) -> None:
         self.name = name
         self.thread_execution_width = owner.told_simd or owner.simd
         self.max_threads_per_threadgroup = 1024
         self._owner = owner
-        self._run = run
+        self._run, self._set_matrices = library.shim_run, library.shim_matrices
 
     def __call__(
         self, *arguments: Any, threads: tuple[int, int], group_size: tuple[int, int], arg_casts: str
@@ -53,6 +53,7 @@ class StandInKernel:
         if group_size != (GROUP, 1) or threads[0] % GROUP != 0 or min(threads) < 1:
             raise LaunchError(f"{self.name}: {threads} threads in groups of {group_size} are no whole groups")
         self._owner.launches += 1
+        self._set_matrices(self._owner.matrices or 0)
         count = len(bound)
         pointers = (ctypes.c_void_p * count)(*(pointer for pointer, _, _ in bound))
         sizes = (ctypes.c_int64 * count)(*(size for _, size, _ in bound))
@@ -86,6 +87,8 @@ class CpuStandIn:
         told_simd: what the kernel objects say of it, where that is something else: a planted mistake.
         flush: whether subnormals are flushed, as Apple's GPUs do.
         order, at_end: see `grid_shim.device.ShimDevice`.
+        matrices: the number of the order in which SIMD-group matrices add (grid_shim/matrices.cpp); None:
+            the compiler knows no such matrices.
         change: is given a kernel's name and arguments and returns others: a planted mistake.
         optimise: how the source is compiled.
     """
@@ -101,23 +104,26 @@ class CpuStandIn:
         flush: bool = True,
         order: int = 0,
         at_end: bool = True,
+        matrices: int | None = 0,
         change: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None,
         optimise: str = "-O1",
         folder: Path = CACHE,
     ) -> None:
         self.simd, self.told_simd, self.flush, self.order, self.at_end = simd, told_simd, flush, order, at_end
-        self.change = change
+        self.matrices, self.change = matrices, change
         self.launches = 0
         self._optimise, self._folder = optimise, folder
 
     def compile(self, source: str) -> Mapping[str, StandInKernel]:
         source.encode("ascii")  # as torch hands it over
+        if self.matrices is None and "simdgroup_float8x8" in source:
+            raise SyntaxError("no type named 'simdgroup_float8x8' in namespace 'metal'")
         try:
             library = shim.build(self._folder, source, "metal", optimise=self._optimise)
         except RuntimeError as problem:
             raise SyntaxError(str(problem)) from None
-        run = ctypes.CDLL(str(library)).shim_run
-        return {name: StandInKernel(self, run, name) for name in shim.kernel_names(source)}
+        loaded = ctypes.CDLL(str(library))
+        return {name: StandInKernel(self, loaded, name) for name in shim.kernel_names(source)}
 
     def working_set(self) -> WorkingSet:
         return WorkingSet(limit=8 << 30, held=0)

@@ -26,7 +26,8 @@ def test_the_documented_count_of_the_lane_s_own_lines_is_true():
     counts = {path.stem: code_lines(path) for path in KERNELS.glob("*.h")}
     row = (
         f"| Metal, for speed and for checks | {sum(counts.values())} | `mens_torch_mps/kernels`: "
-        f"{counts['chunked']} that share an output among a SIMD group, {counts['write']} of uploads, "
+        f"{counts['simd'] + counts['chunked']} that share an output among a SIMD group, "
+        f"{counts['matrices']} of its matrices, {counts['write']} of uploads and copies, "
         f"{counts['tripwires']} of tripwires |"
     )
     assert row in (ROOT / "docs/architecture.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from importlib import resources
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from grid_shim.device import LaunchError
 from grid_shim.shapes import SHAPES
 from mens_core.conformance.cases import CASES
-from mens_core.conformance.inputs import floats, put, weight
+from mens_core.conformance.inputs import floats, put, stored_float, weight
 from mens_core.grid_device import Launch, constants
 from mens_core.kernel_source import GROUP, _Joined
-from mens_core.ops import BLOCK
+from mens_core.ops import BLOCK, Batch
+from mens_core.wishes import Penalty, Wish
 from mens_torch_mps.kernel_text import metal_source
 from mens_torch_mps.tripwires import TRIPWIRES
 from vox_plugin_api.backend import BackendError
@@ -220,9 +222,29 @@ def multiply(ops):
         ops.linear(put(ops, floats(6, 1, 512)), matrix, name="linear")
 
 
+def read(ops):
+    """A step's reading: scores, a penalty, a draw and the highest token."""
+    x = floats(3, 1, 64)
+    table = ops.load_matrix(stored_float(x, "table"))
+    head = ops.load_matrix(weight("f32", 5, 40, 64))
+    step = SimpleNamespace(
+        hidden=lambda ops, batch, cache: ops.embed(table, batch.token_ids, 1.0, name="hidden"),
+        logits=lambda ops, hidden, batch, cache: ops.linear(hidden, head, name="head"),
+    )
+    one = np.zeros(1, np.int32)
+    batch = Batch(one, one, np.array([0, 1], np.int32), one.reshape(1, 1), one)
+    ones = np.ones(1, np.float32)
+    wish = Wish(0, True, Penalty(one, ones, ones), True, lambda weights: 0, 0.5)
+    ops.run_and_read(step, batch, None, [wish])
+    ops.run_and_read(step, batch, None, [Wish(0, is_chosen=True)])
+
+
 @pytest.mark.parametrize(
     ("kernel", "run", "buffers"),
     [
+        ("vox_copy_words", read, 2),
+        ("vox_token_weights", read, 3),
+        ("vox_argmax", read, 2),
         ("vox_write_words", send, 1),
         ("vox_chunked_f32", multiply, 3),
         ("vox_chunked_q4_k", multiply, 4),

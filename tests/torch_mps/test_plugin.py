@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -9,17 +10,24 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fixtures.stated_backend import assert_manifest_is_what_is_stated
+from mens_torch_mps import plugin
 from metal_shim.installed import install_on_cpu, manifest_on_cpu
 from metal_shim.stand_in import LABEL
 from vox_host import cli
 from vox_host.cli.plugin_check import _print as print_report
+from vox_host.conformance.expected import suite_digest
+from vox_host.conformance.record import store_verdict
+from vox_host.conformance.session import Session, Target
+from vox_host.conformance.tiny_models import TINY_MODELS
 from vox_host.conformance.verdict import Report
 from vox_host.hardware.record import Cpu, Device, Machine, Memory
 from vox_host.manifest import load_manifest, parse_manifest
+from vox_host.receipt import load_receipt
 from vox_host.resolution import Candidate, Request, explain, resolve
 from vox_plugin_api.backend import BackendInfo
 from vox_plugin_api.installed import InstalledPlugin
@@ -156,6 +164,42 @@ def test_a_report_says_where_it_ran(capsys):
     assert report.as_dict()["execution"] == LABEL
 
 
+def test_the_doctor_shows_what_the_lane_used_when_it_was_checked(installed, started, monkeypatch, tmp_path):
+    """The load report says whether matrices are used; a check keeps that while it is about this tree."""
+    monkeypatch.setattr(plugin, "version", lambda name: "1.0.0")
+    backend = plugin.backend_on(started())
+
+    async def call(name, params):
+        (reply,) = [r for r in backend.load_model(params) if r is not None and r.result]
+        return SimpleNamespace(result=reply.result.model_dump(), observation=reply.observation)
+
+    candidate = a_candidate(manifest=parse_manifest(manifest_on_cpu().encode(), source="test"))
+    session = Session(Target(settings=None, candidate=candidate), tmp_path, print)
+    asyncio.run(session.load(SimpleNamespace(call=call), TINY_MODELS[0].name))
+    facts = session.lane_facts
+    assert facts["simdgroup_matrices"] == "used: fma, ascending"
+    receipt = load_receipt(installed.home / "plugins" / "mens-torch-mps.json")
+    report = Report(
+        plugin="mens-torch-mps",
+        plugin_version="1.0.0",
+        lane="metal",
+        execution=LABEL,
+        plugin_tree_digest=receipt.tree_digest,
+        numerics=("canonical",),
+        numerics_version=1,
+        suite_digest=suite_digest(),
+        groups=(),
+        is_complete=True,
+        observation={"lane": facts},
+    )
+    store_verdict(installed.home / "plugins", report)
+    shown = installed.run("doctor").stdout
+    assert "mens-torch-mps: when it was checked its lane said: " in shown
+    assert "simdgroup_matrices used: fma, ascending" in shown
+    store_verdict(installed.home / "plugins", dataclasses.replace(report, plugin_tree_digest="0" * 64))
+    assert "when it was checked" not in installed.run("doctor").stdout, "that is about another tree"
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not os.environ.get(LONG), reason=f"minutes: set {LONG}=1 to check every group on the CPU")
 def test_the_whole_check_is_bitwise_and_listed_so(installed):
@@ -163,4 +207,5 @@ def test_the_whole_check_is_bitwise_and_listed_so(installed):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["verdict"], facts["lane"], facts["execution"]) == ("bitwise", "metal", LABEL)
+    assert facts["observation"]["lane"]["simdgroup_matrices"] == "used: fma, ascending"
     assert f"bitwise ({LABEL})" in installed.run("plugin", "list").stdout

@@ -26,6 +26,7 @@ READY = {**MAC, "is_built": True, "is_available": True}
         (Sight(**{**READY, "machine": "x86_64"}, name="Apple M2"), "python-translated", "Rosetta"),
         (Sight(**{**READY, "macos": "14.7.1"}, name="Apple M1"), "macos-too-old", "14.7.1"),
         (Sight(**{**READY, "macos": ""}, name="Apple M1"), "macos-too-old", "of unknown version"),
+        (Sight(**{**READY, "macos": "10.16"}, name="Apple M1"), "macos-unknown", "says 10.16"),
         (Sight("Darwin", "arm64", "15.5", problem="No module named 'torch'"), "torch-missing", "No module"),
         (Sight(**MAC), "torch-without-mps", "build without MPS"),
         (Sight(**MAC, is_built=True), "device-missing", "sees no GPU"),

@@ -13,7 +13,7 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.conformance.cases import CASES
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.kernel_source import grid_source
-from mens_torch_mps.kernel_text import metal_source
+from mens_torch_mps.kernel_text import metal_matrix_source, metal_source, metal_training_source
 from mens_torch_mps.lane import _FEW_ROWS
 
 
@@ -96,38 +96,6 @@ def test_both_models_give_the_cpu_lane_s_bytes(started, library, family, tmp_pat
     assert run(path, started().lane()) == run(path, CpuOps(library.kernels))
 
 
-class CountingCopies:
-    """How often the lane waited: copies to and from the host, of more than a command carries."""
-
-    def __init__(self, device, monkeypatch):
-        self.reads = self.uploads = 0
-        read, write = type(device).get, device._write
-
-        def get(device_, *arguments):
-            self.reads += 1
-            return read(device_, *arguments)
-
-        def put(*arguments):
-            self.uploads += 1
-            return write(*arguments)
-
-        monkeypatch.setattr(type(device), "get", get)
-        monkeypatch.setattr(device, "_write", put)
-
-
-def test_a_decode_step_waits_for_its_results_alone(started, tmp_path, monkeypatch):
-    """The flags of the layers and those of the head; what it sends goes with the commands."""
-    ready = started()
-    ops = ready.lane()
-    model = open_model(write_model(tmp_path, BY_FAMILY["qwen3"]), ops).model
-    cache, sequences = model.new_cache(4), Sequences()
-    model.forward(sequences.step([(0, [1, 2, 3])]), cache)
-    counted = CountingCopies(ready.device, monkeypatch)
-    model.forward(sequences.step([(0, [4])]), cache)
-    assert counted.reads == 2
-    assert 0 < counted.uploads <= 6
-
-
 @pytest.mark.parametrize("words", [0, 1, 999, 1000, 1001, 7001, 8001])
 def test_what_is_sent_arrives(started, words):
     device = started().device
@@ -145,4 +113,14 @@ def test_the_text_is_the_grid_s_with_the_lane_s_own_behind_it():
     assert text.startswith(grid_source("metal", "serving"))
     # torch hands it over as ASCII, and compiles nothing at all of a text that isn't.
     assert text.isascii()
-    assert "#pragma METAL fp contract(off)" in text
+
+
+@pytest.mark.parametrize("text", [metal_source(), metal_training_source(), metal_matrix_source()])
+def test_every_text_asks_for_no_contraction_and_the_written_order_before_its_first_line_of_code(text):
+    first = text.index("static inline")
+    for pragma in ("#pragma METAL fp contract(off)", "#pragma METAL fp math_mode(safe)"):
+        assert text.count(pragma) == 1
+        assert text.index(pragma) < first
+    code = "\n".join(line.partition("//")[0] for line in text.splitlines())
+    for word in ("simd_sum", "simd_prefix", "double", "atomic", "metal::exp", "rsqrt", "fast::"):
+        assert word not in code, word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from vox_host.hardware.budget import device_budget_bytes, main_memory_budget_byt
 from vox_host.hardware.probe import probe_machine
 from vox_host.hardware.record import Device, Machine, Memory
 from vox_host.launch import with_verified_bytes
-from vox_host.resolution import AUTO, Request, Resolution, explain, resolve
+from vox_host.resolution import AUTO, Candidate, Request, Resolution, explain, resolve
 from vox_host.settings import Settings, load_settings
 
 __all__ = ["register"]
@@ -42,6 +43,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         reason = error.message
     healthy = chosen is not None and not machine.problems
     records = explain(request, machine, candidates)
+    lane_facts = _lane_facts(candidates, settings)
     if json:
         print_json(
             {
@@ -50,6 +52,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
                 "budgets": _budgets(machine, settings),
                 "chosen": chosen.chosen.plugin_id if chosen else None,
                 "executions": {c.plugin_id: c.execution for c in candidates if c.execution is not None},
+                "lane_facts": lane_facts,
                 "reason": reason,
                 "degraded_reason": chosen.degraded_reason if chosen else None,
                 "records": [record.as_dict() for record in records],
@@ -66,6 +69,9 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         for candidate in candidates:
             if candidate.execution is not None:
                 print_line(f"{candidate.plugin_id}: lane {candidate.described_lane}")
+        for plugin_id, facts in lane_facts.items():
+            said = ", ".join(f"{name} {value}" for name, value in facts.items())
+            print_line(f"{plugin_id}: when it was checked its lane said: {said}")
         if chosen is not None:
             print_line(f"would run: {chosen.chosen.plugin_id} (lane {chosen.chosen.described_lane})")
             if chosen.degraded_reason:
@@ -75,6 +81,23 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
             print_line("Install one: vox-host plugin install --path SOURCE")
     if not healthy:
         raise typer.Exit(3)
+
+
+def _lane_facts(candidates: Sequence[Candidate], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return what each lane said of itself in the check whose verdict stands: doctor starts no worker."""
+    from vox_host.conformance.record import describe
+
+    found = {}
+    for candidate in candidates:
+        verdict = describe(settings.plugins_dir, candidate.plugin_id, candidate.receipt)
+        if verdict is not None and not verdict["stale"] and verdict["lane_facts"]:
+            # Digests are for reports.
+            found[candidate.plugin_id] = {
+                name: value
+                for name, value in verdict["lane_facts"].items()
+                if isinstance(value, str | int | float) and not name.endswith("sha256")
+            }
+    return found
 
 
 def _print_machine(machine: Machine, settings: Settings) -> None:

@@ -44,6 +44,8 @@ class StoredVerdict(BaseModel):
     execution: str | None = None
     """Where the lane's kernels ran, if not on the device that its name says."""
     first_difference: dict[str, Any] | None = None
+    lane_facts: dict[str, Any] | None = None
+    """What the lane said of itself when it loaded a model: what it runs on, and what it uses there."""
 
     def stale_because(self, receipt: Receipt | None) -> str | None:
         """Return why this verdict is not about what is installed now; None: it is."""
@@ -79,6 +81,7 @@ def store_verdict(plugins_dir: Path, report: Report) -> Path | None:
         checked_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         execution=report.execution,
         first_difference=first.as_dict() if first else None,
+        lane_facts=report.observation.get("lane"),
     )
     path = verdict_path(plugins_dir, report.plugin)
     path.parent.mkdir(exist_ok=True)

@@ -73,6 +73,8 @@ class Session:
         """Why the lane serves nothing, once that is known."""
         self.start_failure: VoxError | None = None
         """Why no worker starts, once that is known."""
+        self.lane_facts: dict[str, Any] = {}
+        """What the lane said of itself when it loaded a model last."""
         self.folder = folder
         self._plan: LaunchPlan | None = None
         self._models: dict[str, tuple[Path, str]] = {}
@@ -144,6 +146,9 @@ class Session:
             lane_options=dict(self.target.lane_options),
         ).model_copy(update=changes)
         event = await in_time(worker.call("load_model", params))
+        said = (event.observation or {}).get("lane")
+        if isinstance(said, dict):
+            self.lane_facts = said
         return m.LoadResult.model_validate(event.result)
 
     async def generate(self, worker: Worker, params: m.GenerateParams) -> Answer:

@@ -71,6 +71,7 @@ async def check(
             if not only or name in only:
                 groups.append(await _run_group(session, name, group, was_asked_for=name in only))
         _refuse_replaced(target)
+        lane_facts = session.lane_facts
     return Report(
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
@@ -83,7 +84,7 @@ async def check(
         groups=tuple(groups),
         is_complete=not only and not target.lane_options,
         tolerance="" if session.is_canonical else TOLERANCE,
-        observation={"seconds": round(time.monotonic() - started, 1)},
+        observation={"seconds": round(time.monotonic() - started, 1), "lane": lane_facts},
     )
 
 

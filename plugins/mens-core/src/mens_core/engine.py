@@ -10,17 +10,19 @@ A non-finite value fails the sequence whose row it is in, and nobody else.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 import numpy as np
 
 from mens_core.kv_blocks import BlockPool, blocks_for
 from mens_core.models.model import StepResult
-from mens_core.ops import Batch, KvCache, Ops, Tensor
-from mens_core.readout import LogitRow, NonFinite, draw_tokens, read_scores
+from mens_core.ops import Batch, KvCache
+from mens_core.readout import LogitRow, not_finite, take_readings
 from mens_core.sampling import check_sampling
 from mens_core.scheduler import Slice, StepLimits, plan_step
 from mens_core.sequence import Sequence, SequenceRequest
+from mens_core.wishes import Reading, Wish
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.messages import FinishReason, GeneratedToken
 
@@ -30,8 +32,8 @@ __all__ = ["Engine", "ServedModel"]
 class ServedModel(Protocol):
     """What the engine needs of a model."""
 
-    def forward(self, batch: Batch, cache: KvCache) -> StepResult:
-        """Run one step over the batch's rows."""
+    def forward(self, batch: Batch, cache: KvCache, wishes: Many[Wish] = ()) -> StepResult:
+        """Run one step over the batch's rows, and read what is wished of its logits."""
         ...
 
 
@@ -40,7 +42,6 @@ class Engine:
 
     def __init__(
         self,
-        ops: Ops,
         model: ServedModel,
         cache: KvCache,
         *,
@@ -50,7 +51,6 @@ class Engine:
         max_sequences: int = 64,
         limits: StepLimits | None = None,
     ) -> None:
-        self._ops = ops
         self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
@@ -187,23 +187,22 @@ class Engine:
 
     def _run(self, slices: list[Slice]) -> None:
         batch, wanted = _assemble(slices)
-        result = self._model.forward(batch, self._cache)
+        result = self._model.forward(batch, self._cache, [row.wish for row in wanted])
         owners = [piece.sequence for piece in slices for _ in range(piece.count)]
         for fault in result.faults:
             self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
         for piece in slices:
             piece.sequence.cached += piece.count
-        if wanted:
-            self._read_out(result.logits, wanted)
+        self._read_out(list(zip(wanted, result.readings, strict=True)))
         for piece in slices:
             self._finish_if_only_scored(piece.sequence)
 
-    def _read_out(self, logits: Tensor, wanted: list[LogitRow]) -> None:
-        scores, not_finite = read_scores(self._ops, logits, _alive(wanted))
-        self._fail_rows(not_finite)
-        drawn, not_finite = draw_tokens(self._ops, logits, _alive(wanted), scores)
-        self._fail_rows(not_finite)
-        for one in drawn:
+    def _read_out(self, read: list[tuple[LogitRow, Reading]]) -> None:
+        read = [(row, reading) for row, reading in read if not row.sequence.is_done]
+        for found in not_finite(read):
+            self._fail_non_finite(found.row.sequence, found.operator, found.row.position)
+        alive = [(row, reading) for row, reading in read if not row.sequence.is_done]
+        for one in take_readings(alive):
             self._append(one.row.sequence, one.token)
 
     def _append(self, sequence: Sequence, token: GeneratedToken) -> None:
@@ -228,10 +227,6 @@ class Engine:
 
     # --- failures ------------------------------------------------------------------------------
 
-    def _fail_rows(self, rows: list[NonFinite]) -> None:
-        for found in rows:
-            self._fail_non_finite(found.row.sequence, found.operator, found.row.position)
-
     def _fail_non_finite(self, sequence: Sequence, operator: str, position: int) -> None:
         self._fail(
             sequence,
@@ -247,10 +242,6 @@ class Engine:
         if not sequence.is_done:
             sequence.failure = BackendError(code, message, facts=facts, remedy=remedy)
             self._let_go(sequence)
-
-
-def _alive(rows: list[LogitRow]) -> list[LogitRow]:
-    return [row for row in rows if not row.sequence.is_done]
 
 
 def _assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.grid_device import constants
+from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import GridLaunches
 from mens_core.grid_tensors import GridTensor
 from mens_core.kernel_source import GROUP
@@ -27,7 +27,20 @@ class GridChoosing(GridLaunches):
         subtract: npt.NDArray[np.float32],
     ) -> None:
         """Change one row in place."""
-        count, (rows, width) = len(token_ids), logits.shape
+        flags = self._flags("penalise", logits.shape[0])
+        self._queue_penalty(logits, row, token_ids, repetition, subtract, flags)
+
+    def _queue_penalty(
+        self,
+        logits: GridTensor,
+        row: int,
+        token_ids: Ints,
+        repetition: npt.NDArray[np.float32],
+        subtract: npt.NDArray[np.float32],
+        flags: Buffer,
+    ) -> None:
+        """`penalise`, with the flags of all rows."""
+        count, width = len(token_ids), logits.shape[1]
         if not count == len(repetition) == len(subtract):
             raise ValueError(f"{count} ids, {len(repetition)} and {len(subtract)} penalties")
         if count and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < width:
@@ -36,7 +49,7 @@ class GridChoosing(GridLaunches):
         offsets = self._device.put(np.ascontiguousarray(subtract, np.float32))
         self._run(
             "vox_penalise",
-            (logits.buffer, self._ints(token_ids), factors, offsets, self._flags("penalise", rows)),
+            (logits.buffer, self._ints(token_ids), factors, offsets, flags),
             constants(width, row, count),
             (count, 1),
         )

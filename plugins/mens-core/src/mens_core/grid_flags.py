@@ -67,20 +67,21 @@ class RowFlags:
         """Return what was not finite since the last call, first operator first: one read per buffer."""
         get, part = self._device.get, self._device.part
         found = [get(part(buffer, 0, 4 * end), np.int32, (end,)) for buffer, end in self.parts()]
-        faults, _ = self.read(found, len(self._spans))
+        (faults,) = self.read(found)
         self._spans, self._buffers, self._open, self._room, self._used = [], [], -1, 0, 0
         return faults
 
-    def read(self, found: Sequence[npt.NDArray[np.int32]], first: int) -> tuple[list[Fault], list[Fault]]:
-        """Return what `found`, the flags of `parts`, says of the first so many calls, and of the others."""
+    def read(self, found: Sequence[npt.NDArray[np.int32]], *bounds: int) -> tuple[list[Fault], ...]:
+        """Return what `found`, the flags of `parts`, says of the calls before each bound and of the rest."""
         used = [number for number, end in sorted(self._ends().items()) if end]
         by_number = dict(zip(used, found, strict=True))
-        faults: tuple[list[Fault], list[Fault]] = ([], [])
+        faults: tuple[list[Fault], ...] = tuple([] for _ in range(len(bounds) + 1))
         for i, span in enumerate(self._spans):
             if span.rows:
                 at = np.flatnonzero(by_number[span.number][span.first : span.first + span.rows])
                 if at.size:
-                    faults[i >= first].append(Fault(span.name, tuple(int(row) for row in at)))
+                    rows = tuple(int(row) for row in at)
+                    faults[sum(i >= bound for bound in bounds)].append(Fault(span.name, rows))
         return faults
 
     def _ends(self) -> dict[int, int]:

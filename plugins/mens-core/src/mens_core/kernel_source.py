@@ -16,7 +16,7 @@ from typing import Literal
 __all__ = ["CUDA_OPTIONS", "GROUP", "Kernels", "Target", "grid_source"]
 
 Target = Literal["cuda", "metal"]
-Kernels = Literal["all", "serving", "training"]
+Kernels = Literal["all", "serving", "training", "float_weights"]
 
 GROUP = 128
 """Threads of a group, in every grid kernel (kGroup of args.h)."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.wishes import Reading, Wish, read_logits
 from vox_plugin_api.checkpoint import Format
 
 __all__ = [
@@ -257,6 +258,21 @@ class Ops(ABC):
         logits = step.logits(self, self.take_rows(hidden, batch.logit_rows), batch, cache)
         # From here on a lane numbers the rows that were taken.
         return logits, faults + rows_of_batch(self.take_faults(), batch)
+
+    def run_and_read(
+        self, step: ServedStep, batch: Batch, cache: KvCache, wishes: Sequence[Wish]
+    ) -> tuple[Tensor | None, list[Fault], list[Reading]]:
+        """Fusion: `run_step`, and what is wished of rows of its logits; a lane may wait once for both.
+
+        Wishes of a row that has a fault are not read: an empty `Reading`.
+        """
+        logits, faults = self.run_step(step, batch, cache)
+        spoiled = {row for fault in faults for row in fault.rows}
+        left = [i for i, wish in enumerate(wishes) if int(batch.logit_rows[wish.row]) not in spoiled]
+        readings = [Reading() for _ in wishes]
+        for i, reading in zip(left, read_logits(self, logits, [wishes[i] for i in left]), strict=True):
+            readings[i] = reading
+        return logits, faults, readings
 
     # --- choosing tokens -----------------------------------------------------------------------
 

@@ -81,7 +81,6 @@ def load_served(
         ) from error
     weights_read = time.perf_counter()
     engine = Engine(
-        ops,
         loaded.model,
         loaded.model.new_cache(plan.blocks),
         vocab_size=config.vocab_size,

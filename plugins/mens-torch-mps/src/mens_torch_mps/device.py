@@ -1,7 +1,7 @@
 """The GPU as a `grid_device.Device`: torch for memory and the queue, kernels as torch compiled them.
 
 torch keeps one command buffer open and adds every kernel to it; it is submitted when someone waits. Only
-`get`, and `put` of more than some thousand words, wait.
+`get`, and `put` of more words than commands carry, wait: so a decode step is submitted once (one_read.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_ROWS = 65535
 """As on the other GPUs."""
 _WORDS = 1000
 """A command carries at most 4096 bytes of constants."""
-_MOST_COMMANDS = 8
+_MOST_COMMANDS = 64
 """More words than so many commands carry are copied, and that waits."""
 
 
@@ -62,7 +62,7 @@ class MpsDevice:
         source = np.ascontiguousarray(array)
         buffer = self.empty(source.nbytes)
         if source.nbytes % 4 == 0 and source.nbytes <= 4 * _WORDS * _MOST_COMMANDS:
-            self._write(buffer, source.reshape(-1).view(np.int32))
+            self.write(buffer, source.reshape(-1).view(np.int32))
         else:
             # The array's own memory is what Metal reads: nothing is laid beside it.
             memory = (ctypes.c_ubyte * source.nbytes).from_address(source.ctypes.data)
@@ -125,7 +125,8 @@ class MpsDevice:
             arg_casts="int32",
         )
 
-    def _write(self, buffer: torch.Tensor, words: npt.NDArray[np.int32]) -> None:
+    def write(self, buffer: torch.Tensor, words: npt.NDArray[np.int32]) -> None:
+        """Write words with the commands, however many: nothing waits."""
         for first in range(0, len(words), _WORDS):
             part = words[first : first + _WORDS]
             self._kernels["vox_write_words"](

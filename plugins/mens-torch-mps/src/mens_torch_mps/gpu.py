@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["FORBIDDEN_VARIABLES", "MINIMUM_MACOS", "Gpu", "Sight", "find_gpu", "look", "refusal"]
+__all__ = ["FORBIDDEN_VARIABLES", "MINIMUM_MACOS", "Gpu", "Sight", "find_gpu", "look", "os_build", "refusal"]
 
 MINIMUM_MACOS = (15, 0)
 """From here on torch compiles kernels in Metal's safe math mode, and a source can ask for it itself."""
@@ -47,6 +48,8 @@ class Gpu:
     name: str
     macos: str
     torch: str
+    os_build: str = ""
+    """Of macOS, with which the compiler comes; empty where the system would not say."""
 
 
 def find_gpu(environment: Mapping[str, str]) -> Gpu:
@@ -66,7 +69,22 @@ def find_gpu(environment: Mapping[str, str]) -> Gpu:
         raise problem
     if sight.name is None or sight.torch is None:
         raise AssertionError("a sight without a GPU was not refused")
-    return Gpu(sight.name, sight.macos, sight.torch)
+    return Gpu(sight.name, sight.macos, sight.torch, os_build())
+
+
+def os_build() -> str:
+    """Ask the system for its build; empty where it does not say."""
+    try:
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "kern.osversion"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def look() -> Sight:
@@ -125,6 +143,12 @@ def refusal(sight: Sight) -> BackendError | None:
             "and a Mac without one has no GPU for the lane",
             "Install the plugin with a Python for arm64 (`python3 -c 'import platform; "
             "print(platform.machine())'` says arm64).",
+        )
+    if sight.macos == "10.16":
+        return refused(
+            "macos-unknown",
+            "macOS hides its version from this Python and says 10.16, for programs made for older ones",
+            "Unset SYSTEM_VERSION_COMPAT, or install the plugin with a Python built for macOS 11 or newer.",
         )
     if _version(sight.macos) < MINIMUM_MACOS:
         facts["needed"] = ".".join(map(str, MINIMUM_MACOS))

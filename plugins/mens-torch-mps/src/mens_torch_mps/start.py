@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from mens_core.kernel_source import GROUP
 from mens_torch_mps.gpu import find_gpu
-from mens_torch_mps.kernel_text import metal_source, metal_training_source
+from mens_torch_mps.kernel_text import metal_matrix_source, metal_source, metal_training_source
 from mens_torch_mps.lane import MpsOps
+from mens_torch_mps.matrices import Found, cache_file, probe, recall, remember
 from mens_torch_mps.runtime import Kernel, Runtime, TorchMps
 from mens_torch_mps.tripwires import check_tripwires
 from vox_plugin_api.backend import BackendError
 
 if TYPE_CHECKING:
+    from mens_torch_mps.device import MpsDevice
     from mens_torch_mps.training_lane import MpsTrainingOps
 
 __all__ = ["Started", "start", "start_on"]
@@ -30,12 +32,18 @@ class Started:
     runtime: Runtime
     device: Any
     simd_width: int
+    matrices: Found
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the load report tells; never compared."""
 
     def lane(self) -> MpsOps:
         """Return a fresh lane."""
-        return MpsOps(self.device, simd_width=self.simd_width, facts=self.facts)
+        return MpsOps(
+            self.device,
+            simd_width=self.simd_width,
+            uses_matrices=self.matrices.is_usable,
+            facts=self.facts,
+        )
 
     def training_lane(self, serving: MpsOps) -> MpsTrainingOps:
         """Compile the kernels of training, and return a lane with them over what `serving` loaded.
@@ -56,11 +64,20 @@ def start(environment: Mapping[str, str]) -> Started:
         BackendError: a step refused; its code says which.
     """
     gpu = find_gpu(environment)
-    return start_on(TorchMps(), {"device": gpu.name, "macos": gpu.macos, "torch": gpu.torch})
+    facts = {"device": gpu.name, "macos": gpu.macos, "os_build": gpu.os_build, "torch": gpu.torch}
+    return start_on(TorchMps(), facts, environment=environment)
 
 
-def start_on(runtime: Runtime, facts: Mapping[str, Any], source: str | None = None) -> Started:
+def start_on(
+    runtime: Runtime,
+    facts: Mapping[str, Any],
+    source: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Started:
     """Compile the kernels with `runtime`; `source` is for tests that plant a mistake in it.
+
+    What the probe of matrices finds is remembered where `environment` says; without it, nowhere.
 
     Raises:
         BackendError: `kernels-not-built`, `kernels-too-large`, `simd-width`, `not-on-gpu` or
@@ -87,7 +104,35 @@ def start_on(runtime: Runtime, facts: Mapping[str, Any], source: str | None = No
 
     device = MpsDevice(runtime, kernels)
     check_tripwires(device, facts)
-    return Started(runtime, device, width, facts)
+    matrices = _matrices(runtime, device, width, facts, environment)
+    facts["simdgroup_matrices"] = matrices.described()
+    return Started(runtime, device, width, matrices, facts)
+
+
+def _matrices(
+    runtime: Runtime,
+    device: MpsDevice,
+    width: int,
+    facts: Mapping[str, Any],
+    environment: Mapping[str, str] | None,
+) -> Found:
+    """Say whether SIMD-group matrices may be used; where they may, their kernels are on the device."""
+    text = metal_matrix_source()
+    path = None if environment is None else cache_file(environment, facts, text)
+    known = recall(path)
+    if known is not None and not known.is_usable:
+        return known
+    try:
+        kernels = _compile(runtime, text, facts)
+    except BackendError as problem:
+        # Scalar kernels do the same; a compiler that has none of these refuses nothing else.
+        return Found(f"not compiled ({problem.error.code})", False)
+    device.add_kernels({name: kernel for name, kernel in kernels.items() if "_matri" in name})
+    if known is not None:
+        return known
+    found = probe(device, width)
+    remember(path, found)
+    return found
 
 
 def _compile(runtime: Runtime, text: str, facts: Mapping[str, Any]) -> Mapping[str, Kernel]:

@@ -13,6 +13,7 @@ from mens_core.models.layers import Head
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
+from mens_core.wishes import Reading, Wish
 from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
@@ -35,6 +36,8 @@ class StepResult:
     """[L, V], one row per entry of the batch's `logit_rows`; None where none was wanted."""
     faults: tuple[RowFault, ...]
     """At most one per row, ascending. Other rows are not touched by it."""
+    readings: tuple[Reading, ...] = ()
+    """One per wish, in their order."""
 
 
 class Layer(Protocol):
@@ -111,10 +114,17 @@ class Model:
             layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, blocks=blocks
         )
 
-    def forward(self, batch: Batch, cache: KvCache) -> StepResult:
-        """Run one step: prefill, a chunk of one, decode, or any mixture of sequences."""
-        logits, faults = self.ops.run_step(self._step, batch, cache)
-        return StepResult(logits, _first_per_row(faults))
+    def forward(self, batch: Batch, cache: KvCache, wishes: Sequence[Wish] = ()) -> StepResult:
+        """Run one step: prefill, a chunk of one, decode, or any mixture of sequences.
+
+        Args:
+            wishes: what is asked of its logits; penalties among them change those of the result.
+        """
+        if not wishes:
+            logits, faults = self.ops.run_step(self._step, batch, cache)
+            return StepResult(logits, _first_per_row(faults))
+        logits, faults, readings = self.ops.run_and_read(self._step, batch, cache, wishes)
+        return StepResult(logits, _first_per_row(faults), tuple(readings))
 
     def adapted(self, loras: Mapping[str, Lora]) -> Model:
         """Return the same weights with these updates, by the names of linear layers, and no others."""

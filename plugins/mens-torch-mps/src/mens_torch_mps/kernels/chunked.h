@@ -1,10 +1,5 @@
 // linear for few rows: the threads of a SIMD group share an output, each makes chunks of C128, and all
-// fold them in order. A shuffle moves bits and does nothing else. Metal alone compiles this, behind the
-// grid kernels, and has its SIMD width from the device.
-
-#define VOX_SIMD                                                                                           \
-  uint32_t vox_simd_width [[threads_per_simdgroup]], uint32_t vox_simd_lane [[thread_index_in_simdgroup]], \
-      uint32_t vox_simd_group [[simdgroup_index_in_threadgroup]]
+// fold them in order. A shuffle moves bits and does nothing else.
 
 namespace vox {
 namespace VOX_ISA {
