@@ -311,9 +311,9 @@ def test_the_cases_that_fit_change_the_answer_by_their_scale(toy):
 @pytest.mark.parametrize(
     ("name", "mentions"),
     [
-        ("L1_no_match", ["lacks 4", "4 have no place", "transformer.h.layers.0.mlp.down_proj.lora_A"]),
-        ("L1_partial", ["2 have no place", "layers.7.self_attn.q_proj.lora_A"]),
-        ("L1_unpaired", ["1 have no place", "layers.0.self_attn.v_proj.lora_A"]),
+        ("L1_no_match", ["missing: 4", "without a place in this model: 4", "transformer.h.layers.0.mlp.down_proj.lora_A"]),
+        ("L1_partial", ["without a place in this model: 2", "layers.7.self_attn.q_proj.lora_A"]),
+        ("L1_unpaired", ["without a place in this model: 1", "layers.0.self_attn.v_proj.lora_A"]),
         ("L1_bad_shape", ["layers.0.self_attn.k_proj.lora_B.weight is F32 [64, 4]", "[32, 4]"]),
         ("L2_r_mismatch", ["config r=8, tensors r=16"]),
     ],
@@ -380,8 +380,8 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 @pytest.mark.parametrize(
     ("change", "mentions"),
     [
-        (lambda tensors: tensors.pop(Q), ["lacks 1 tensors", Q]),
-        (lambda tensors: tensors.update(more=tensors[Q]), ["1 have no place", "more"]),
+        (lambda tensors: tensors.pop(Q), ["missing: 1", Q]),
+        (lambda tensors: tensors.update(more=tensors[Q]), ["without a place in this model: 1", "more"]),
         (lambda tensors: tensors.update({Q: tensors[Q].T.copy()}), [Q, "[40, 4]", "[4, 40]"]),
         (
             lambda tensors: tensors.update({Q: tensors[Q].astype(np.float64)}),
