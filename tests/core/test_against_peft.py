@@ -25,6 +25,7 @@ from lanes.training import (
     read,
     some_examples,
 )
+from mens_core.adapters.initial import initial_tensors
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import plan_adapter
 from mens_core.trainer import Trainer
@@ -39,8 +40,14 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft", reason="the outside judge of adapters: pip install peft")
 
 LENGTHS = (2, 40, 140)
-TARGETS = {"attention": ("q_proj", "v_proj"), "all": ALL_TARGETS, "head": ("lm_head",)}
-CASES = [("qwen3", "attention"), ("qwen3", "all"), ("gemma3", "head"), ("gemma3", "all")]
+TARGETS = {
+    "attention": ("q_proj", "v_proj"),
+    "all": ALL_TARGETS,
+    "head": ("lm_head",),
+    "embedding": ("embed_tokens",),
+}
+CASES = [("qwen3", "attention"), ("qwen3", "all"), ("qwen3", "embedding")]
+CASES += [("gemma3", "head"), ("gemma3", "embedding"), ("gemma3", "all")]
 """Gemma 3 is tied here, Qwen3 is not."""
 RANK, ALPHA = 4, 8.0
 
@@ -52,7 +59,12 @@ def their_model(
     fields = BY_FAMILY[family]
     kind = {"qwen3": transformers.Qwen3Config, "gemma3": transformers.Gemma3TextConfig}[family]
     left_out = ("architectures", "torch_dtype", "model_type")
-    config = kind(**{k: v for k, v in fields.items() if k not in left_out}, attn_implementation="eager")
+    # Theirs gives the column of a padding token no gradient; here nothing is padded, so there is none.
+    config = kind(
+        **{k: v for k, v in fields.items() if k not in left_out},
+        attn_implementation="eager",
+        pad_token_id=None,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).double()
     tensors = random_tensors(parse_config(fields), 3)
     names = {name: torch.tensor(value).double() for name, value in tensors.items()}
@@ -85,7 +97,7 @@ def their_gradients(model: Any, examples) -> tuple[np.ndarray, dict[str, np.ndar
             losses.append(-torch.log_softmax(logits, dim=1)[at - 1, wanted].sum())
         torch.stack(losses).sum().backward()
     found = {
-        name.replace(".default.", "."): parameter.grad.numpy()
+        name.replace(".default", ""): parameter.grad.numpy()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
@@ -101,8 +113,9 @@ def judged(family: str, targets_name: str):
         for name, module in their_model(family, ("q_proj",), {}).named_modules()
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name
     }
-    linears = {name.removesuffix(".base_layer"): shape for name, shape in linears.items()}
-    plan = plan_adapter(a_config(targets, rank=RANK, alpha=ALPHA).adapter, linears)
+    layers = {name.removesuffix(".base_layer"): shape for name, shape in linears.items()}
+    layers["embed_tokens"] = layers["lm_head"][::-1]
+    plan = plan_adapter(a_config(targets, rank=RANK, alpha=ALPHA).adapter, layers)
     adapter = random_adapter(plan.shapes)
     losses, gradients = their_gradients(their_model(family, targets, adapter), examples)
     unit, loss_spread, gradient_spread = 2.0**-30, 0.0, 0.0
@@ -147,3 +160,27 @@ def test_an_update_on_a_tied_head_is_the_head_s_alone():
     assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
     assert not hasattr(model.model.embed_tokens, "lora_A")
     assert set(adapter) == {f"base_model.model.lm_head.lora_{part}.weight" for part in "AB"}
+
+
+def test_an_update_on_a_tied_embedding_is_the_embedding_s_alone():
+    adapter = judged("gemma3", "embedding")[0]
+    model = their_model("gemma3", ("embed_tokens",), adapter).base_model.model
+    assert model.model.embed_tokens.base_layer.weight is model.lm_head.weight
+    assert type(model.lm_head) is torch.nn.Linear
+    assert set(adapter) == {f"base_model.model.model.embed_tokens.lora_embedding_{part}" for part in "AB"}
+
+
+def test_a_new_adapter_of_theirs_is_drawn_as_ours():
+    """A zero A, a B of mean 0 and variance 1: of 97 x 40 numbers the mean is within 4 / sqrt(n)."""
+    layers = {"embed_tokens": (40, 97)}
+    plan = plan_adapter(a_config(("embed_tokens",), rank=97).adapter, layers)
+    ours = initial_tensors(plan, 5)
+    lora = peft.LoraConfig(r=97, target_modules=["embed_tokens"])
+    theirs = peft.get_peft_model(their_model("gemma3", ("q_proj",), {}).base_model.unload(), lora)
+    embedding = theirs.base_model.model.model.embed_tokens
+    a, b = (getattr(embedding, f"lora_embedding_{part}")["default"].detach().numpy() for part in "AB")
+    for found_a, found_b in ((a, b), (ours[key] for key in plan.matrices[0].keys)):
+        assert (found_a.shape, found_b.shape) == ((97, 97), (40, 97))
+        assert not found_a.any()
+        assert abs(found_b.mean()) < 4 / found_b.size**0.5
+        assert abs((found_b.astype(float) ** 2).mean() - 1) < 4 * (2 / found_b.size) ** 0.5

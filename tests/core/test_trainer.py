@@ -509,7 +509,7 @@ def test_fifty_steps_overlay_torch_s_adamw_in_float64(tmp_path):
     path, lane = write_model(tmp_path, config, seed=3), Float64TrainingLane()
     run = a_config(LAYER_TARGETS, learning_rate=1e-2, weight_decay=0.01)
     trainer = Trainer(open_model(path, lane).model, lane, run)
-    judge = oracle(config, trainer.state().parameters, trainer.plan.scale)
+    judge = oracle(config, trainer.state().parameters, trainer.plan.matrices[0].scale)
     optimizer = torch.optim.AdamW(
         judge.adapter.values(),
         lr=float(np.float32(1e-2)),
@@ -545,6 +545,9 @@ def test_the_model_that_is_trained_is_the_base_with_updates(qwen3):
     trainer = a_trainer(qwen3, RowTrainingLane(), a_config(ALL_TARGETS))
     adapted = {name for name, linear in trainer.model.linears.items() if linear.lora is not None}
     assert adapted == set(trainer.model.linears)
+    assert trainer.model.head.embedding.lora is not None
     bare = trainer.model.adapted({})
     assert all(linear.lora is None for linear in bare.linears.values())
-    assert dataclasses.replace(bare.head, output=trainer.model.head.output) == trainer.model.head
+    assert bare.head.embedding.lora is None
+    head = trainer.model.head
+    assert dataclasses.replace(bare.head, output=head.output, embedding=head.embedding) == head

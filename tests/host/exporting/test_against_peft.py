@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fixtures.adapters import CONFIGS, adapter_tensors, write_base
 from lanes.batches import Sequences
 from lanes.tiny_models import open_model
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.served import read_adapter
 from oracle.adapted_rounding import difference_bound
 from oracle.float64_forward import settings_of
@@ -58,8 +58,7 @@ def served_logits(base, source):
     lane = CpuTrainingOps(load_library())
     model = open_model(base, lane).model
     adapter = read_adapter(source.params(), model.config)
-    tensors = {key: lane.from_host(values) for key, values in adapter.tensors.items()}
-    adapted = model.adapted(make_loras(lane, adapter.plan, tensors))
+    adapted = model.adapted(make_loras(lane, adapter.plan, to_lane(lane, adapter.tensors)))
     batch = Sequences().step([(0, IDS)], all_logits=True)
     return lane.to_host(adapted.forward(batch, adapted.new_cache(2)).logits), adapter
 
@@ -71,7 +70,7 @@ def bound_of(base, family, adapter):
     for matrix in adapter.plan.matrices:
         prefix = "base_model.model." + ("" if matrix.name == "lm_head" else "model.") + matrix.name
         a, b = (adapter.tensors[f"{prefix}.lora_{part}.weight"] for part in "AB")
-        updates[f"{matrix.name}.weight"] = (a, b, adapter.plan.scale)
+        updates[f"{matrix.name}.weight"] = (a, b, matrix.scale)
     exact, served, _ = difference_bound(settings_of(CONFIGS[family]), tensors, "lm_head.weight", IDS, updates)
     return exact, served
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.served import ServedAdapter, read_adapter
 from mens_core.engine import Engine
 from mens_core.kv_plan import KvPlan, plan_kv_cache
@@ -101,8 +101,7 @@ def load_served(
 
 def _adapted(loaded: LoadedModel, ops: TrainingOps, adapter: ServedAdapter) -> LoadedModel:
     """Put the updates beside the weights, which stay as they are."""
-    tensors = {key: ops.from_host(values) for key, values in adapter.tensors.items()}
-    loras = make_loras(ops, adapter.plan, tensors)
+    loras = make_loras(ops, adapter.plan, to_lane(ops, adapter.tensors))
     return replace(loaded, model=replace(loaded.model, ops=ops).adapted(loras))
 
 

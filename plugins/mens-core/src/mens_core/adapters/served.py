@@ -13,12 +13,13 @@ import numpy.typing as npt
 from mens_core.adapters.file import read_tensors
 from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families import ModelConfig, expected_shapes
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD
 from vox_plugin_api.messages import AdapterParams
 
-__all__ = ["ServedAdapter", "linear_shapes", "read_adapter"]
+__all__ = ["ServedAdapter", "layer_shapes", "read_adapter"]
 
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -35,15 +36,17 @@ class ServedAdapter:
     warnings: tuple[str, ...]
 
 
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (rows, columns) of every linear layer by name, as `Model.linears` has them."""
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return (outputs, inputs) of every layer that takes an update, as `Model.layer_shapes` has them."""
     suffix = ".weight"
     shapes = {
         name.removesuffix(suffix): (shape[0], shape[1])
         for name, shape in expected_shapes(config).items()
         if len(shape) == 2 and name != EMBEDDING
     }
-    return {**shapes, HEAD.removesuffix(suffix): (config.vocab_size, config.hidden_size)}
+    shapes[HEAD.removesuffix(suffix)] = (config.vocab_size, config.hidden_size)
+    shapes[EMBEDDING_LAYER] = (config.hidden_size, config.vocab_size)
+    return shapes
 
 
 def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
@@ -56,16 +59,16 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
     """
     path = Path(params.file)
     _check_digest(path, params.digest)
-    plan = plan_adapter(params.config, linear_shapes(config), is_served=True)
+    plan = plan_adapter(params.config, layer_shapes(config), is_served=True)
     try:
         tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES)
     except BackendError as error:
         raise _with_rank(error, params, path) from error
     warnings = []
-    if plan.scale == 0:
+    if all(matrix.scale == 0 for matrix in plan.matrices):
         warnings.append("the adapter's alpha is 0: it changes nothing, and answers are the base model's")
-    elif not any(values.any() for key, values in tensors.items() if ".lora_B." in key):
-        warnings.append("every lora_B of the adapter is zero: it changes nothing, as before its first step")
+    elif not any(all(tensors[key].any() for key in matrix.keys) for matrix in plan.matrices):
+        warnings.append("every update of the adapter is zero: it changes nothing, as before its first step")
     return ServedAdapter(plan, tensors, adapter_digest(tensors), tuple(warnings))
 
 
