@@ -194,7 +194,10 @@ class AdapterParams(Message):
     config: AdapterConfig
     key_map: dict[str, str]
     """The key in the file of each tensor, by the name that `train_save` gives it. Every tensor of the
-    adapter must be in the file, and every tensor of the file must be the adapter's."""
+    adapter must be in the file, and every tensor of the file the adapter's, or one of `base_copies`."""
+    base_copies: dict[str, str] = Field(default_factory=dict)
+    """The key in the file of what it holds of the base's own weights, by layer ("embed_tokens", "lm_head").
+    They are not used; each value must be the base's, where that is not quantised (else `adapter-base`)."""
 
 
 class LoadModelParams(Message):

@@ -30,10 +30,11 @@ pytestmark = [
     pytest.mark.oracle,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
 ]
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
-TARGETS = {"qwen3": ALL_TARGETS, "gemma3": ("q_proj", "v_proj", "layers.2.mlp.up_proj", "down_proj")}
+TARGETS = {"qwen3": ALL_TARGETS, "gemma3": ("q_proj", "v_proj", "layers.2.mlp.up_proj", "embed_tokens")}
 
 
 def published(tmp_path: Path, family: str, *, rank_stabilised: bool) -> tuple[Path, RunDirectory]:

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.adapters.copies import BaseTable
 from mens_core.adapters.merged_file import Buffer, Piece, write_weights
 from mens_core.adapters.plan import AdapterPlan
 from mens_core.bfloat16 import to_bfloat16
@@ -94,6 +95,11 @@ class Merging:
             if matrix.scale and all(part.any() for part in self._parts_of(name))
         )
         self._unchanged = tuple(name for name in self._matrices if name not in self._changed)
+
+    def base_table(self, layer: str) -> BaseTable:
+        """Load the base's own matrix of a layer."""
+        planned = self._plan.tensors.get(f"{layer}.weight", self._plan.tensors[EMBEDDING])
+        return BaseTable(self._ops.load_matrix(self._stored(planned)), planned.format)
 
     def write(self, folder: Path) -> Generator[None, None, Merged]:
         """Write model.safetensors, and quant-metadata.json where there is something to say in it.

@@ -33,6 +33,9 @@ class ServedAdapter:
     """By our keys."""
     digest: str
     """Of the tensors (docs/numerics.md)."""
+    file: Path
+    copies: Mapping[str, str]
+    """Keys in the file of what it holds of the base's own weights, by layer (`copies`)."""
     warnings: tuple[str, ...]
 
 
@@ -60,8 +63,18 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
     path = Path(params.file)
     _check_digest(path, params.digest)
     plan = plan_adapter(params.config, layer_shapes(config), is_served=True)
+    table = (config.vocab_size, config.hidden_size)
+    unknown = sorted(set(params.base_copies) - {EMBEDDING_LAYER, HEAD.removesuffix(".weight")})
+    if unknown:
+        raise BackendError(
+            "adapter-tensors",
+            f"{path} is said to hold copies of {', '.join(unknown[:5])}; those of embed_tokens and lm_head "
+            "are compared, no others, and nothing was taken from it",
+            facts={"file": str(path), "orphans": unknown[:100]},
+        )
+    others = dict.fromkeys(params.base_copies.values(), table)
     try:
-        tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES)
+        tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES, others=others)
     except BackendError as error:
         raise _with_rank(error, params, path) from error
     warnings = []
@@ -69,7 +82,9 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
         warnings.append("the adapter's alpha is 0: it changes nothing, and answers are the base model's")
     elif not any(all(tensors[key].any() for key in matrix.keys) for matrix in plan.matrices):
         warnings.append("every update of the adapter is zero: it changes nothing, as before its first step")
-    return ServedAdapter(plan, tensors, adapter_digest(tensors), tuple(warnings))
+    return ServedAdapter(
+        plan, tensors, adapter_digest(tensors), path, dict(params.base_copies), tuple(warnings)
+    )
 
 
 def _check_digest(path: Path, expected: str) -> None:
