@@ -7,6 +7,7 @@ is disturbed by what a rounded sum of its length may be off.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -28,9 +29,10 @@ from lanes.training import (
 from mens_core.adapters.initial import initial_tensors
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import plan_adapter
-from mens_core.trainer import Trainer
+from mens_core.trainer import Trainer, TrainerConfig
 from oracle.transformers_float64 import float64_parts
 from vox_plugin_api.families import parse_config
+from vox_plugin_api.messages import RankAndAlpha
 
 pytestmark = [
     pytest.mark.oracle,
@@ -45,15 +47,31 @@ TARGETS = {
     "all": ALL_TARGETS,
     "head": ("lm_head",),
     "embedding": ("embed_tokens",),
+    "patterns": ("q_proj", "o_proj", "lm_head", "embed_tokens"),
 }
+EXCEPTIONS = {
+    "patterns": {
+        "layers.0.self_attn.q_proj": RankAndAlpha(rank=2, alpha=7.0),
+        "layers.1.self_attn.o_proj": RankAndAlpha(rank=4, alpha=3.0),
+        "embed_tokens": RankAndAlpha(rank=3, alpha=8.0),
+    }
+}
+"""Ranks and alphas of their own, which PEFT has by patterns."""
 CASES = [("qwen3", "attention"), ("qwen3", "all"), ("qwen3", "embedding")]
+CASES += [("qwen3", "patterns"), ("gemma3", "patterns")]
 CASES += [("gemma3", "head"), ("gemma3", "embedding"), ("gemma3", "all")]
 """Gemma 3 is tied here, Qwen3 is not."""
 RANK, ALPHA = 4, 8.0
 
 
+def config_of(targets_name: str) -> TrainerConfig:
+    config = a_config(TARGETS[targets_name], rank=RANK, alpha=ALPHA)
+    changed = {"exceptions": EXCEPTIONS.get(targets_name, {})}
+    return dataclasses.replace(config, adapter=config.adapter.model_copy(update=changed))
+
+
 def their_model(
-    family: str, targets: tuple[str, ...], adapter: dict[str, np.ndarray], spread: float = 0.0, seed: int = 0
+    family: str, targets_name: str, adapter: dict[str, np.ndarray], spread: float = 0.0, seed: int = 0
 ) -> Any:
     """Their model with the adapter on it in float64, weights and adapter disturbed by `spread` units."""
     fields = BY_FAMILY[family]
@@ -72,7 +90,15 @@ def their_model(
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
     model.tie_weights()
-    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(targets), task_type="CAUSAL_LM")
+    exceptions = EXCEPTIONS.get(targets_name, {})
+    lora = peft.LoraConfig(
+        r=RANK,
+        lora_alpha=ALPHA,
+        target_modules=list(TARGETS[targets_name]),
+        task_type="CAUSAL_LM",
+        rank_pattern={name: by.rank for name, by in exceptions.items()},
+        alpha_pattern={name: by.alpha for name, by in exceptions.items()},
+    )
     adapted = peft.get_peft_model(model, lora).double()
     state = {key: torch.tensor(value).double() for key, value in adapter.items()}
     loaded = peft.set_peft_model_state_dict(adapted, state)
@@ -107,20 +133,22 @@ def their_gradients(model: Any, examples) -> tuple[np.ndarray, dict[str, np.ndar
 @functools.cache
 def judged(family: str, targets_name: str):
     """Adapter, losses and gradients; spreads per unit of rounding of a loss and of a gradient."""
-    targets, examples = TARGETS[targets_name], read(some_examples(LENGTHS))
+    examples = read(some_examples(LENGTHS))
     linears = {
         name.removeprefix("base_model.model.").removeprefix("model."): tuple(module.weight.shape)
-        for name, module in their_model(family, ("q_proj",), {}).named_modules()
+        for name, module in their_model(family, "attention", {}).named_modules()
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name
     }
     layers = {name.removesuffix(".base_layer"): shape for name, shape in linears.items()}
     layers["embed_tokens"] = layers["lm_head"][::-1]
-    plan = plan_adapter(a_config(targets, rank=RANK, alpha=ALPHA).adapter, layers)
+    plan = plan_adapter(config_of(targets_name).adapter, layers)
     adapter = random_adapter(plan.shapes)
-    losses, gradients = their_gradients(their_model(family, targets, adapter), examples)
+    losses, gradients = their_gradients(their_model(family, targets_name, adapter), examples)
     unit, loss_spread, gradient_spread = 2.0**-30, 0.0, 0.0
     for seed in range(2):
-        other_losses, other = their_gradients(their_model(family, targets, adapter, unit, seed), examples)
+        other_losses, other = their_gradients(
+            their_model(family, targets_name, adapter, unit, seed), examples
+        )
         loss_spread = max(loss_spread, np.abs(other_losses / losses - 1).max() / unit)
         gradient_spread = max(gradient_spread, max(errors(other, gradients).values()) / unit)
     return adapter, losses, gradients, 2 * loss_spread + 8, 2 * gradient_spread
@@ -140,7 +168,7 @@ def test_gradients_are_theirs(lane, family, targets, tmp_path, request):
     ops = every_lane.make_training_lane(lane, request.config)
     adapter, losses, gradients, loss_spread, gradient_spread = judged(family, targets)
     model = open_model(write_model(tmp_path, BY_FAMILY[family], seed=3), ops).model
-    config = a_config(TARGETS[targets], rank=RANK, alpha=ALPHA)
+    config = config_of(targets)
     assert Trainer.plan_for(model, config).shapes.keys() == adapter.keys()
     found_losses, found = gradients_of(model, ops, config, adapter, read(some_examples(LENGTHS)))
     # The float64 lane shares our float32 constants (eps, scales): that is all that may differ.
@@ -156,7 +184,7 @@ def test_gradients_are_theirs(lane, family, targets, tmp_path, request):
 def test_an_update_on_a_tied_head_is_the_head_s_alone():
     """In their model as in ours: the embedding stays the base's."""
     adapter = judged("gemma3", "head")[0]
-    model = their_model("gemma3", ("lm_head",), adapter).base_model.model
+    model = their_model("gemma3", "head", adapter).base_model.model
     assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
     assert not hasattr(model.model.embed_tokens, "lora_A")
     assert set(adapter) == {f"base_model.model.lm_head.lora_{part}.weight" for part in "AB"}
@@ -164,7 +192,7 @@ def test_an_update_on_a_tied_head_is_the_head_s_alone():
 
 def test_an_update_on_a_tied_embedding_is_the_embedding_s_alone():
     adapter = judged("gemma3", "embedding")[0]
-    model = their_model("gemma3", ("embed_tokens",), adapter).base_model.model
+    model = their_model("gemma3", "embedding", adapter).base_model.model
     assert model.model.embed_tokens.base_layer.weight is model.lm_head.weight
     assert type(model.lm_head) is torch.nn.Linear
     assert set(adapter) == {f"base_model.model.model.embed_tokens.lora_embedding_{part}" for part in "AB"}
@@ -176,7 +204,7 @@ def test_a_new_adapter_of_theirs_is_drawn_as_ours():
     plan = plan_adapter(a_config(("embed_tokens",), rank=97).adapter, layers)
     ours = initial_tensors(plan, 5)
     lora = peft.LoraConfig(r=97, target_modules=["embed_tokens"])
-    theirs = peft.get_peft_model(their_model("gemma3", ("q_proj",), {}).base_model.unload(), lora)
+    theirs = peft.get_peft_model(their_model("gemma3", "attention", {}).base_model.unload(), lora)
     embedding = theirs.base_model.model.model.embed_tokens
     a, b = (getattr(embedding, f"lora_embedding_{part}")["default"].detach().numpy() for part in "AB")
     for found_a, found_b in ((a, b), (ours[key] for key in plan.matrices[0].keys)):

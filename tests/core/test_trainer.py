@@ -34,6 +34,7 @@ from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Fault
 from mens_core.trainer import Trainer, TrainerState
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import RankAndAlpha
 from vox_plugin_api.train_messages import Schedule, TrainExample
 
 SMALL = {
@@ -88,6 +89,24 @@ def test_micro_batches_change_no_bit(model_dir, make_lane):
     ]
     assert all(outcome == outcomes[0] for outcome in outcomes[1:])
     assert len({outcome.adapter_digest for outcome in outcomes[0]}) == 3
+
+
+def test_layers_with_a_rank_of_their_own_train_to_the_same_bytes_and_go_on(qwen3, make_lane):
+    exceptions = {
+        "layers.1.self_attn.q_proj": RankAndAlpha(rank=2, alpha=6.0),
+        "embed_tokens": RankAndAlpha(rank=3, alpha=3.0),
+    }
+    config = a_config(dropout=0.25)
+    config = dataclasses.replace(config, adapter=config.adapter.model_copy(update={"exceptions": exceptions}))
+    whole, small = (a_trainer(qwen3, make_lane(), config, micro_batch_size=size) for size in (None, 1))
+    outcomes = steps(whole, 3)
+    assert steps(small, 2) == outcomes[:2]
+    state = small.state()
+    shapes = {key: values.shape for key, values in state.parameters.items()}
+    assert shapes["base_model.model.model.embed_tokens.lora_embedding_A"] == (3, 97)
+    assert shapes["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"][1] == 2
+    assert shapes["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][1] == 4
+    assert steps(a_trainer(qwen3, make_lane(), config, state=state), 1, first=2) == outcomes[2:]
 
 
 def test_threads_change_no_bit(model_dir, request):
