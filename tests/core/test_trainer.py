@@ -378,6 +378,7 @@ class Faulty(RowTrainingLane):
 
 
 KEY = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
+EMBEDDING_KEY = "base_model.model.model.embed_tokens.lora_embedding_A"
 
 
 @pytest.mark.parametrize(
@@ -390,6 +391,9 @@ KEY = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
         ("layers.1.mlp.gated.backward", (2,), {"layer": 1, "example": 1, "position": 1}),
         ("layers.1.mlp.up_proj.lora_A.gradient", (1,), {"layer": 1, "example": 1}),
         ("lm_head.lora_B.gradient", (1,), {"layer": "head", "example": 1}),
+        ("embed_tokens.lora_A.backward", (2,), {"layer": "embedding", "example": 1, "position": 1}),
+        ("embed_tokens.lora_A.gradient", (1,), {"layer": "embedding", "example": 1}),
+        (f"{EMBEDDING_KEY}.sum", (0,), {"layer": "embedding"}),
         (f"{KEY}.sum", (0,), {"layer": 1}),
         (f"{KEY}.mean", (0,), {"layer": 1}),
         (KEY, (0,), {"layer": 1}),
