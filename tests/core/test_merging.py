@@ -29,6 +29,7 @@ from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, read_json_object
 from vox_plugin_api.families import parse_config, plan_tensors
 from vox_plugin_api.families.tensors import stored_tensors
+from vox_plugin_api.messages import RankAndAlpha
 
 CASES = Path(__file__).parents[1] / "cases" / "hand" / "lora"
 FAMILIES = list(BY_FAMILY)
@@ -64,11 +65,12 @@ def weights_of(path: Path) -> bytes:
 class Base:
     """A model on disk, and an adapter for it."""
 
-    def __init__(self, path: Path, targets=SOME, *, rank=4, seed=1, alpha=8.0) -> None:
+    def __init__(self, path: Path, targets=SOME, *, rank=4, seed=1, alpha=8.0, exceptions=None) -> None:
         self.path = path
         self.config = parse_config(read_json_object(path / "config.json"))
         self.tensors_plan = plan_tensors(self.config, stored_tensors(Checkpoint.open(path)), source=str(path))
         config = a_config(targets, rank=rank, alpha=alpha).adapter
+        config = config.model_copy(update={"exceptions": exceptions or {}})
         self.plan = plan_adapter(config, layer_shapes(self.config))
         self.scale = self.plan.matrices[0].scale
         self.adapter = random_adapter(self.plan.shapes, seed)
@@ -128,6 +130,21 @@ def test_an_adapted_matrix_is_the_definition_s_and_all_else_is_copied(tmp_path, 
         if name not in written:
             assert after[name].tobytes() == values.tobytes(), name
     assert set(after) == set(before) | written
+
+
+def test_each_layer_is_folded_by_its_own_rank_and_alpha(tmp_path, lane):
+    own = {
+        "layers.0.self_attn.q_proj": RankAndAlpha(rank=2, alpha=3.0),
+        "embed_tokens": RankAndAlpha(rank=3, alpha=1.0),
+    }
+    base = Base(write_model(tmp_path / "base", BY_FAMILY["qwen3"]), ["q_proj"], exceptions=own)
+    base.merge(lane, tmp_path / "merged")
+    before, after = read(base.path), read(tmp_path / "merged")
+    scales = {matrix.name: matrix.scale for matrix in base.plan.matrices}
+    assert len(set(scales.values())) == 3
+    for name, scale in scales.items():
+        stored = base.stored(name)
+        assert bits(after[stored])[:16] == by_definition(before[stored], *base.parts(name), scale), name
 
 
 def test_a_rank_beyond_128_is_folded_in_chunks(tmp_path, lane):

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from fixtures.adapters import CONFIGS, adapter_tensors, write_base
 from lanes.batches import Sequences
 from lanes.tiny_models import open_model
+from mens_core.adapters import copies
 from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.served import read_adapter
 from oracle.adapted_rounding import difference_bound
@@ -220,7 +221,9 @@ def test_an_order_of_patterns_that_peft_s_file_lost_is_refused_as_peft_refuses_i
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
-def test_copies_of_the_base_that_peft_saves_are_held_against_it(tmp_path, family):
+def test_copies_of_the_base_that_peft_saves_are_held_against_it(tmp_path, family, monkeypatch):
+    # Some rows at a time, as of tables that are large.
+    monkeypatch.setattr(copies, "_PART_BYTES", 5000)
     base = write_base(tmp_path / "base", family)
     targets = ["lm_head", "embed_tokens", "q_proj"]
     config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", target_modules=targets)

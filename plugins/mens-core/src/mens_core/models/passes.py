@@ -1,7 +1,7 @@
 """How a model's parts run: what a forward pass does around the operators, in service and training.
 
 The parts of a model (`layers`) are written once and say what they compute. A pass supplies the
-batch and the cache, puts adapters on linear layers and, in training, keeps what the backward
+batch and the cache, puts adapters on layers and, in training, keeps what the backward
 needs. `ForwardPass` serves; `TrainingPass` runs the same operators on the same values.
 """
 
