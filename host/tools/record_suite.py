@@ -282,7 +282,7 @@ class Loaded:
             adapter=t.AdapterConfig(
                 rank=4,
                 alpha=8.0,
-                targets=["q_proj", "v_proj", "down_proj"],
+                targets=["q_proj", "v_proj", "down_proj", *(["embed_tokens"] if number else [])],
                 dropout=0.125 if number == 1 else 0.0,
             ),
             optimizer=t.OptimizerConfig(

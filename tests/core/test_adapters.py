@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 
 import numpy as np
@@ -12,8 +13,11 @@ from lanes.training import a_config
 from mens_core.adapters.initial import initial_tensors
 from mens_core.adapters.keys import adapter_digest, parameter_key
 from mens_core.adapters.plan import plan_adapter
+from mens_core.normal import log, normals
 from mens_core.philox import philox
+from oracle import float_integers as integers
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import AdapterConfig, RankAndAlpha
 
 LINEARS = {
     **{
@@ -26,6 +30,7 @@ LINEARS = {
         }.items()
     },
     "lm_head": (97, 40),
+    "embed_tokens": (40, 97),
 }
 
 
@@ -53,7 +58,7 @@ def test_a_target_that_names_nothing_is_an_error_that_helps(target):
         plan(["q_proj", target])
     assert caught.value.error.code == "adapter-target"
     assert repr(target) in caught.value.error.message
-    assert caught.value.error.facts["known"] == ["down_proj", "k_proj", "lm_head", "q_proj"]
+    assert caught.value.error.facts["known"] == ["down_proj", "embed_tokens", "k_proj", "lm_head", "q_proj"]
 
 
 def test_matrices_are_numbered_in_the_bytewise_order_of_their_keys():
@@ -65,11 +70,90 @@ def test_matrices_are_numbered_in_the_bytewise_order_of_their_keys():
     assert made.parameters == 12 * 4 * (40 + 64) + 4 * (40 + 97)
 
 
-def test_the_embedding_takes_no_update_and_the_error_says_what_does():
+def test_of_the_embedding_a_has_a_column_for_each_token_and_names_are_those_of_peft():
+    made = plan(["embed_tokens", "lm_head"])
+    assert made.shapes == {
+        "base_model.model.lm_head.lora_A.weight": (4, 40),
+        "base_model.model.lm_head.lora_B.weight": (97, 4),
+        "base_model.model.model.embed_tokens.lora_embedding_A": (4, 97),
+        "base_model.model.model.embed_tokens.lora_embedding_B": (40, 4),
+    }
+    assert [(matrix.name, matrix.is_embedding) for matrix in made.matrices] == [
+        ("lm_head", False),
+        ("embed_tokens", True),
+    ]
+
+
+def excepted(**exceptions):
+    asked = {"targets": ["q_proj"], "rank": 4, "alpha": 8.0, "exceptions": exceptions}
+    return plan_adapter(AdapterConfig(**asked), LINEARS)
+
+
+def test_an_exception_has_its_own_rank_and_alpha_among_the_targets_or_not():
+    made = excepted(
+        **{
+            "layers.1.self_attn.q_proj": RankAndAlpha(rank=2, alpha=3.0),
+            "embed_tokens": RankAndAlpha(rank=6, alpha=8.0),
+        }
+    )
+    assert len(made.matrices) == 13
+    by_name = {matrix.name: (matrix.rank, matrix.scale) for matrix in made.matrices}
+    assert by_name.pop("layers.1.self_attn.q_proj") == (2, 1.5)
+    assert by_name.pop("embed_tokens") == (6, float(np.float32(8) / np.float32(6)))
+    assert set(by_name.values()) == {(4, 2.0)}
+    assert made.shapes["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"] == (2, 40)
+    assert made.shapes["base_model.model.model.embed_tokens.lora_embedding_B"] == (40, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "code"),
+    [
+        ("q_proj", RankAndAlpha(rank=2, alpha=3.0), "adapter-target"),  # not a whole name
+        ("layers.1.self_attn.q_proj", RankAndAlpha(rank=2, alpha=0.0), "adapter-scale"),
+    ],
+)
+def test_an_exception_that_can_t_be_is_refused_by_its_name(name, by, code):
     with pytest.raises(BackendError) as caught:
-        plan(["embed_tokens"])
-    assert caught.value.error.code == "adapter-target"
-    assert "lm_head is the head alone" in caught.value.error.remedy
+        excepted(**{name: by})
+    assert caught.value.error.code == code
+    assert name in caught.value.error.message
+
+
+def test_first_values_of_an_embedding_are_a_zero_a_and_a_normal_b_by_the_polar_method():
+    made = plan(["embed_tokens", "q_proj"], rank=5)
+    seed = 2**40 + 5
+    tensors = initial_tensors(made, seed)
+    matrix = made.matrices[0]
+    a, b = (tensors[key] for key in matrix.keys)
+    assert (a.shape, b.shape) == ((5, 97), (40, 5))
+    assert a.tobytes() == bytes(a.nbytes)
+    for i in range(0, 200, 7):
+        attempt = 0
+        while True:
+            words = philox(seed, (i // 2, matrix.number, 2, attempt))[:2]
+            u, v = (2 * (word >> 8) + 1 - 2**24 for word in words)
+            if u * u + v * v < 2**48:
+                break
+            attempt += 1
+        s = (u * u + v * v) / 2**48
+        exact = (u, v)[i % 2] / 2**24 * math.sqrt(-2 * math.log(s) / s)
+        # s is rounded before its logarithm, which is near zero where s is near 1.
+        assert b.flat[i] == pytest.approx(exact, rel=2**-22 - 2**-25 / math.log(s))
+
+
+def test_the_logarithm_of_first_values_is_the_definition_s():
+    x = np.exp(np.random.default_rng(0).uniform(-33, 0, 40)).astype(np.float32)
+    found = log(np.array([*x, 1.0, 2.0**-48], np.float32)).view(np.uint32).tolist()
+    assert found == [integers.log(int(bits)) for bits in np.array([*x, 1.0, 2.0**-48], "<f4").view("<u4")]
+
+
+def test_many_first_values_are_normal():
+    values = np.sort(normals(3, 0, 100_001).astype(np.float64))
+    assert len(values) == 100_001
+    exact = 0.5 * (1 + np.array([math.erf(x / math.sqrt(2)) for x in values]))
+    # Kolmogorov's distance: 1.95 / sqrt(n) is passed by one set in a thousand.
+    assert np.abs(exact - (np.arange(len(values)) + 0.5) / len(values)).max() < 1.95 / math.sqrt(len(values))
+    assert np.abs(np.corrcoef(normals(3, 0, 100_000).reshape(-1, 2).T)[0, 1]) < 0.012
 
 
 def test_names_are_those_that_peft_writes_for_a_causal_model():
@@ -94,7 +178,7 @@ def test_names_are_those_that_peft_writes_for_a_causal_model():
     ],
 )
 def test_the_update_is_scaled_by_alpha_over_the_rank_or_its_root(rank, alpha, stabilised, scale):
-    assert plan(["q_proj"], rank=rank, alpha=alpha, rank_stabilised=stabilised).scale == scale
+    assert plan(["q_proj"], rank=rank, alpha=alpha, rank_stabilised=stabilised).matrices[0].scale == scale
 
 
 @pytest.mark.parametrize("alpha", [1e-45, 1.2e-38])

@@ -91,7 +91,8 @@ def plan_of(config, targets):
         for name, shape in expected_shapes(parse_config(config)).items()
         if len(shape) == 2
     }
-    shapes["lm_head"] = shapes.pop("embed_tokens")
+    shapes["lm_head"] = shapes["embed_tokens"]
+    shapes["embed_tokens"] = shapes["embed_tokens"][::-1]
     return plan_adapter(a_config(targets).adapter, shapes)
 
 
@@ -108,12 +109,12 @@ def exact(config_name: str, targets_name: str) -> Exact:
     config = CONFIGS[config_name]
     plan = plan_of(config, TARGET_SETS[targets_name])
     adapter, examples = random_adapter(plan.shapes), read(some_examples(LENGTHS))
-    losses, gradients = differentiated(oracle(config, adapter, plan.scale), examples)
+    losses, gradients = differentiated(oracle(config, adapter, plan.matrices[0].scale), examples)
     unit = 2.0**-30
     loss_spread = gradient_spread = 0.0
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        moved = oracle(config, adapter, plan.scale)
+        moved = oracle(config, adapter, plan.matrices[0].scale)
         for weight in [*moved.weights.values(), *moved.adapter.values()]:
             signs = torch.tensor(rng.choice((-1.0, 1.0), weight.shape))
             weight.data *= 1 + signs * (weight.shape[-1] + 12) * unit
@@ -193,7 +194,17 @@ class Planted(Float64TrainingLane):
         return super().add(a, b, name=name)
 
     def scale(self, x, factor, *, name):
+        if self.bug == "embedding-scale-forgotten" and name.endswith(".scaled.backward"):
+            return x
         return x if self.bug == "no-scale" else super().scale(x, factor, name=name)
+
+    def embed_backward(self, dy, token_ids, starts, rows, *, name):
+        if self.bug == "a-token-counts-once":
+            _, first = np.unique(token_ids, return_index=True)
+            dy = np.where(np.isin(np.arange(len(dy)), first)[:, None], dy, 0)
+        if self.bug == "neighbour-s-column":
+            token_ids = (token_ids + 1) % rows
+        return super().embed_backward(dy, token_ids, starts, rows, name=name)
 
     def rope_backward(self, dy, heads, table, positions, *, name):
         if self.bug == "rope-turned-further":
@@ -232,6 +243,7 @@ class Planted(Float64TrainingLane):
 BUGS = ["no-residual", "last-of-three", "update-without-input-gradient", "no-scale", "rope-turned-further"]
 BUGS += ["window-forgotten", "softcap-forgotten", "one-head-of-a-group", "logit-softcap-forgotten"]
 BUGS += ["norm-without-its-mean", "other-activation", "rows-shifted"]
+BUGS += ["embedding-scale-forgotten", "a-token-counts-once", "neighbour-s-column"]
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -17,21 +17,23 @@ from lanes.batches import Sequences
 from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
 from lanes.training import a_config, finish, random_adapter
 from mens_core.adapters import merging
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.merging import Merging
 from mens_core.adapters.plan import plan_adapter
-from mens_core.adapters.served import linear_shapes
+from mens_core.adapters.served import layer_shapes
 from oracle import update_integers as integers
 from oracle.adapted_rounding import difference_bound
 from oracle.float64_forward import settings_of
+from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, read_json_object
 from vox_plugin_api.families import parse_config, plan_tensors
 from vox_plugin_api.families.tensors import stored_tensors
+from vox_plugin_api.messages import RankAndAlpha
 
 CASES = Path(__file__).parents[1] / "cases" / "hand" / "lora"
 FAMILIES = list(BY_FAMILY)
-SOME = ("q_proj", "layers.1.mlp.down_proj", "lm_head")
+SOME = ("q_proj", "layers.1.mlp.down_proj", "lm_head", "embed_tokens")
 
 
 def bits(values) -> list:
@@ -63,12 +65,14 @@ def weights_of(path: Path) -> bytes:
 class Base:
     """A model on disk, and an adapter for it."""
 
-    def __init__(self, path: Path, targets=SOME, *, rank=4, seed=1, alpha=8.0) -> None:
+    def __init__(self, path: Path, targets=SOME, *, rank=4, seed=1, alpha=8.0, exceptions=None) -> None:
         self.path = path
         self.config = parse_config(read_json_object(path / "config.json"))
         self.tensors_plan = plan_tensors(self.config, stored_tensors(Checkpoint.open(path)), source=str(path))
         config = a_config(targets, rank=rank, alpha=alpha).adapter
-        self.plan = plan_adapter(config, linear_shapes(self.config))
+        config = config.model_copy(update={"exceptions": exceptions or {}})
+        self.plan = plan_adapter(config, layer_shapes(self.config))
+        self.scale = self.plan.matrices[0].scale
         self.adapter = random_adapter(self.plan.shapes, seed)
 
     def merge(self, ops, folder: Path, *, form="checkpoint", dtype=None):
@@ -79,8 +83,9 @@ class Base:
         return finish(work.write(folder))
 
     def parts(self, layer):
-        prefix = "base_model.model." + ("" if layer == "lm_head" else "model.")
-        return (self.adapter[f"{prefix}{layer}.lora_{part}.weight"] for part in "AB")
+        """A and B, so that the weight's update is B A: an embedding's table is the transpose of theirs."""
+        a, b = (self.adapter[key] for key in adapter_keys(layer))
+        return (b.T, a.T) if layer == "embed_tokens" else (a, b)
 
     def stored(self, layer) -> str:
         is_tied = layer == "lm_head" and self.config.tie_word_embeddings
@@ -117,9 +122,9 @@ def test_an_adapted_matrix_is_the_definition_s_and_all_else_is_copied(tmp_path, 
     assert merged.matrices == tuple(names)
     assert merged.unchanged == merged.left_out == ()
     written = {"lm_head.weight" if name == "lm_head" else base.stored(name) for name in names}
-    for name in ("lm_head", "layers.2.self_attn.q_proj", "layers.1.mlp.down_proj"):
+    for name in ("lm_head", "embed_tokens", "layers.2.self_attn.q_proj", "layers.1.mlp.down_proj"):
         target = "lm_head.weight" if name == "lm_head" else base.stored(name)
-        expected = by_definition(before[base.stored(name)], *base.parts(name), base.plan.scale)
+        expected = by_definition(before[base.stored(name)], *base.parts(name), base.scale)
         assert bits(after[target])[:16] == expected
     for name, values in before.items():
         if name not in written:
@@ -127,12 +132,27 @@ def test_an_adapted_matrix_is_the_definition_s_and_all_else_is_copied(tmp_path, 
     assert set(after) == set(before) | written
 
 
+def test_each_layer_is_folded_by_its_own_rank_and_alpha(tmp_path, lane):
+    own = {
+        "layers.0.self_attn.q_proj": RankAndAlpha(rank=2, alpha=3.0),
+        "embed_tokens": RankAndAlpha(rank=3, alpha=1.0),
+    }
+    base = Base(write_model(tmp_path / "base", BY_FAMILY["qwen3"]), ["q_proj"], exceptions=own)
+    base.merge(lane, tmp_path / "merged")
+    before, after = read(base.path), read(tmp_path / "merged")
+    scales = {matrix.name: matrix.scale for matrix in base.plan.matrices}
+    assert len(set(scales.values())) == 3
+    for name, scale in scales.items():
+        stored = base.stored(name)
+        assert bits(after[stored])[:16] == by_definition(before[stored], *base.parts(name), scale), name
+
+
 def test_a_rank_beyond_128_is_folded_in_chunks(tmp_path, lane):
     base = Base(write_model(tmp_path / "base", BY_FAMILY["qwen3"]), ["layers.0.self_attn.k_proj"], rank=131)
     base.merge(lane, tmp_path / "merged")
     name = base.stored("layers.0.self_attn.k_proj")
     w, (a, b) = read(base.path)[name], base.parts("layers.0.self_attn.k_proj")
-    assert bits(read(tmp_path / "merged")[name])[:4] == by_definition(w[:4], a, b[:4], base.plan.scale)
+    assert bits(read(tmp_path / "merged")[name])[:4] == by_definition(w[:4], a, b[:4], base.scale)
 
 
 def test_l6_the_sum_of_all_terms_is_rounded_once_to_bfloat16(tmp_path, lane):
@@ -208,10 +228,10 @@ def test_no_more_than_a_part_of_a_matrix_is_in_memory(tmp_path, kernels, monkeyp
     monkeypatch.setattr(type(kernels), "embed", note)
     Base(write_model(tmp_path / "base", BY_FAMILY["qwen3"])).merge(kernels, tmp_path / "merged")
     assert max(asked) * 56 * 4 <= 1400
-    assert sum(asked) == 3 * 64 + 40 + 97
+    assert sum(asked) == 3 * 64 + 40 + 97 + 97
 
 
-@pytest.mark.parametrize("zero", ["lora_A", "lora_B"])
+@pytest.mark.parametrize("zero", ["_A", "_B"])
 def test_an_update_that_is_zero_leaves_its_matrix_as_it_is(tmp_path, kernels, zero):
     base = Base(write_model(tmp_path / "base", BY_FAMILY["gemma3"]))
     for key in base.adapter:
@@ -231,14 +251,32 @@ def test_a_tied_output_matrix_becomes_one_of_its_own(tmp_path, kernels):
     before, after = read(base.path), read(tmp_path / "merged")
     embedding = before["model.embed_tokens.weight"]
     assert after["model.embed_tokens.weight"].tobytes() == embedding.tobytes()
-    assert bits(after["lm_head.weight"])[:16] == by_definition(
-        embedding, *base.parts("lm_head"), base.plan.scale
-    )
+    assert bits(after["lm_head.weight"])[:16] == by_definition(embedding, *base.parts("lm_head"), base.scale)
     assert (
         not Base(write_model(tmp_path / "b", BY_FAMILY["qwen3"]), ["lm_head"])
         .merge(kernels, tmp_path / "c")
         .is_untied
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tied_embedding_leaves_the_head_as_it_was_and_is_what_was_served(tmp_path, kernels, family):
+    """In float32 the merged table holds the very rows that serving makes, so that all bytes are equal."""
+    config = BY_FAMILY[family] | {"tie_word_embeddings": True}
+    base = Base(write_model(tmp_path / "base", config), ["embed_tokens"])
+    merged = base.merge(kernels, tmp_path / "merged", dtype="f32")
+    assert merged.is_untied
+    assert merged.matrices == ("embed_tokens",)
+    before, after = read(base.path), read(tmp_path / "merged")
+    assert after["lm_head.weight"].tobytes() == before["model.embed_tokens.weight"].tobytes()
+    (tmp_path / "merged" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    ids = np.random.default_rng(5).integers(0, 97, 60).tolist()
+    model = open_model(base.path, kernels).model
+    served = model.adapted(make_loras(kernels, base.plan, to_lane(kernels, base.adapter)))
+    folded = open_model(tmp_path / "merged", kernels).model
+    logits = [kernels.to_host(logits_of(one, ids)).tobytes() for one in (model, served, folded)]
+    assert logits[0] != logits[1]
+    assert logits[1] == logits[2]
 
 
 def test_a_stale_head_beside_a_tied_embedding_is_not_taken_for_the_new_one(tmp_path, kernels):
@@ -248,7 +286,7 @@ def test_a_stale_head_beside_a_tied_embedding_is_not_taken_for_the_new_one(tmp_p
     path = write_model(tmp_path / "base", config, tensors | {"lm_head.weight": embedding + 1})
     base = Base(path, ["lm_head"])
     base.merge(kernels, tmp_path / "merged")
-    expected = by_definition(embedding, *base.parts("lm_head"), base.plan.scale)
+    expected = by_definition(embedding, *base.parts("lm_head"), base.scale)
     assert bits(read(tmp_path / "merged")["lm_head.weight"])[:16] == expected
     other = Base(path, ["q_proj"])
     other.merge(kernels, tmp_path / "still")
@@ -308,7 +346,7 @@ def test_on_a_quantised_base_only_adapted_matrices_become_floats(tmp_path, lane,
     changed = {("lm_head.weight" if m.name == "lm_head" else base.stored(m.name)) for m in base.plan.matrices}
     for matrix in base.plan.matrices:
         target = "lm_head.weight" if matrix.name == "lm_head" else base.stored(matrix.name)
-        expected = by_definition(plain[base.stored(matrix.name)], *base.parts(matrix.name), base.plan.scale)
+        expected = by_definition(plain[base.stored(matrix.name)], *base.parts(matrix.name), base.scale)
         assert bits(after[target])[:16] == expected
     assert all(after[name].tobytes() == before[name].tobytes() for name in before if name not in changed)
     checkpoint = Checkpoint.open(tmp_path / "merged")
@@ -364,21 +402,20 @@ def logits_of(model, ids):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_logits_are_near_the_served_adapter_s(tmp_path, kernels, family):
     config = BY_FAMILY[family]
-    base = Base(write_model(tmp_path / "base", config), ("q_proj", "v_proj", "o_proj", "up_proj", "lm_head"))
+    base = Base(write_model(tmp_path / "base", config), (*SOME, "v_proj", "o_proj", "up_proj"))
     merged = base.merge(kernels, tmp_path / "merged", dtype="f32")
     written = config | ({"tie_word_embeddings": False} if merged.is_untied else {})
     (tmp_path / "merged" / "config.json").write_text(json.dumps(written))
     ids = np.random.default_rng(5).integers(0, 97, 60).tolist()
     model = open_model(base.path, kernels).model
-    loras = make_loras(kernels, base.plan, {k: kernels.from_host(v) for k, v in base.adapter.items()})
+    loras = make_loras(kernels, base.plan, to_lane(kernels, base.adapter))
     served = kernels.to_host(logits_of(model.adapted(loras), ids))
     folded = kernels.to_host(logits_of(open_model(tmp_path / "merged", kernels).model, ids))
 
     tensors = {name.removeprefix("model."): values for name, values in read(base.path).items()}
     tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"])
     updates = {
-        f"{m.name}.weight": (*base.parts(m.name), float(Fraction(base.plan.scale)))
-        for m in base.plan.matrices
+        f"{m.name}.weight": (*base.parts(m.name), float(Fraction(base.scale))) for m in base.plan.matrices
     }
     exact, served_bound, merged_bound = difference_bound(
         settings_of(config), tensors, "lm_head.weight", ids, updates

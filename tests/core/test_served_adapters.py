@@ -20,7 +20,7 @@ from lanes.training import ALL_TARGETS, a_config, random_adapter, some_examples
 from mens_core.adapters.file import safetensors_bytes
 from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import plan_adapter
-from mens_core.adapters.served import linear_shapes
+from mens_core.adapters.served import layer_shapes
 from mens_core.backend import MensBackend
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
@@ -109,7 +109,7 @@ def params_of(path: Path, plan: Any, **changes: Any) -> m.AdapterParams:
 
 def plan_of(model: Path, targets: Any = ALL_TARGETS, **options: Any) -> Any:
     config = parse_config(read_json_object(model / "config.json"))
-    return plan_adapter(a_config(targets, **options).adapter, linear_shapes(config), is_served=True)
+    return plan_adapter(a_config(targets, **options).adapter, layer_shapes(config), is_served=True)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,8 @@ def test_layers_are_replayed_with_their_updates(cpu, tiny, some):
         if is_replaying:
             assert replayer._recording is not None
             kinds = replayer._recording.operations[:, 0].tolist()
-            layers = len([name for name in linear_shapes(backend._served.config) if name != "lm_head"])
+            ends = ("lm_head", "embed_tokens")
+            layers = len([name for name in layer_shapes(backend._served.config) if name not in ends])
             assert kinds.count(10) == layers
     assert made[0] == made[1]
 
@@ -227,7 +228,7 @@ def test_a_zero_adapter_gives_the_bases_bytes(cpu, tiny, some, which):
     else:
         config = plan.config
         tensors = {
-            key: np.zeros_like(values) if f".lora_{which}." in key else values
+            key: np.zeros_like(values) if key.removesuffix(".weight").endswith(f"_{which}") else values
             for key, values in tensors.items()
         }
         path.write_bytes(safetensors_bytes(tensors))
@@ -311,9 +312,12 @@ def test_the_cases_that_fit_change_the_answer_by_their_scale(toy):
 @pytest.mark.parametrize(
     ("name", "mentions"),
     [
-        ("L1_no_match", ["lacks 4", "4 have no place", "transformer.h.layers.0.mlp.down_proj.lora_A"]),
-        ("L1_partial", ["2 have no place", "layers.7.self_attn.q_proj.lora_A"]),
-        ("L1_unpaired", ["1 have no place", "layers.0.self_attn.v_proj.lora_A"]),
+        (
+            "L1_no_match",
+            ["missing: 4", "without a place in this model: 4", "transformer.h.layers.0.mlp.down_proj.lora_A"],
+        ),
+        ("L1_partial", ["without a place in this model: 2", "layers.7.self_attn.q_proj.lora_A"]),
+        ("L1_unpaired", ["without a place in this model: 1", "layers.0.self_attn.v_proj.lora_A"]),
         ("L1_bad_shape", ["layers.0.self_attn.k_proj.lora_B.weight is F32 [64, 4]", "[32, 4]"]),
         ("L2_r_mismatch", ["config r=8, tensors r=16"]),
     ],
@@ -380,8 +384,8 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 @pytest.mark.parametrize(
     ("change", "mentions"),
     [
-        (lambda tensors: tensors.pop(Q), ["lacks 1 tensors", Q]),
-        (lambda tensors: tensors.update(more=tensors[Q]), ["1 have no place", "more"]),
+        (lambda tensors: tensors.pop(Q), ["missing: 1", Q]),
+        (lambda tensors: tensors.update(more=tensors[Q]), ["without a place in this model: 1", "more"]),
         (lambda tensors: tensors.update({Q: tensors[Q].T.copy()}), [Q, "[40, 4]", "[4, 40]"]),
         (
             lambda tensors: tensors.update({Q: tensors[Q].astype(np.float64)}),
@@ -466,13 +470,16 @@ def test_a_trace_names_the_updates_operators(cpu, tiny, some):
     names = [f"layers.0.self_attn.q_proj{part}" for part in ("", ".lora_A", ".lora_B", ".adapted")]
     assert [by_name[name].operator for name in names] == ["linear", "linear", "linear", "add_scaled"]
     assert by_name[names[1]].shape == [3, 4]
+    of_embedding = [made.operator for made in reply.result.operators if made.name.startswith("embed_tokens")]
+    scaled = ["scale"] if parse_config(read_json_object(tiny / "config.json")).embed_scale else []
+    assert of_embedding == ["embed", "embed", "linear", "add_scaled", *scaled]
     y, v = (
         np.frombuffer(
             replies(backend.trace(m.TraceParams(token_ids=[3, 1, 4], slices=[name])))[0].slices[0], "<f4"
         )
         for name in (names[0], names[2])
     )
-    assert np.array_equal(np.frombuffer(reply.slices[0], "<f4"), y + v * np.float32(plan.scale))
+    assert np.array_equal(np.frombuffer(reply.slices[0], "<f4"), y + v * np.float32(plan.matrices[0].scale))
 
 
 def test_training_begins_from_the_base_whatever_is_served(small, little):
@@ -490,8 +497,11 @@ def test_training_begins_from_the_base_whatever_is_served(small, little):
 
 def test_the_shapes_of_a_config_are_those_of_its_model(tiny):
     model = open_model(tiny, RowLane()).model
-    shapes = linear_shapes(model.config)
-    assert shapes == {name: linear.shape for name, linear in model.linears.items()}
+    shapes = layer_shapes(model.config)
+    assert shapes == model.layer_shapes
+    assert shapes == {name: linear.shape for name, linear in model.linears.items()} | {
+        "embed_tokens": (model.config.hidden_size, model.config.vocab_size)
+    }
 
 
 def test_the_file_is_the_one_that_training_saves(little):

@@ -34,6 +34,7 @@ from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Fault
 from mens_core.trainer import Trainer, TrainerState
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.messages import RankAndAlpha
 from vox_plugin_api.train_messages import Schedule, TrainExample
 
 SMALL = {
@@ -88,6 +89,24 @@ def test_micro_batches_change_no_bit(model_dir, make_lane):
     ]
     assert all(outcome == outcomes[0] for outcome in outcomes[1:])
     assert len({outcome.adapter_digest for outcome in outcomes[0]}) == 3
+
+
+def test_layers_with_a_rank_of_their_own_train_to_the_same_bytes_and_go_on(qwen3, make_lane):
+    exceptions = {
+        "layers.1.self_attn.q_proj": RankAndAlpha(rank=2, alpha=6.0),
+        "embed_tokens": RankAndAlpha(rank=3, alpha=3.0),
+    }
+    config = a_config(dropout=0.25)
+    config = dataclasses.replace(config, adapter=config.adapter.model_copy(update={"exceptions": exceptions}))
+    whole, small = (a_trainer(qwen3, make_lane(), config, micro_batch_size=size) for size in (None, 1))
+    outcomes = steps(whole, 3)
+    assert steps(small, 2) == outcomes[:2]
+    state = small.state()
+    shapes = {key: values.shape for key, values in state.parameters.items()}
+    assert shapes["base_model.model.model.embed_tokens.lora_embedding_A"] == (3, 97)
+    assert shapes["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"][1] == 2
+    assert shapes["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][1] == 4
+    assert steps(a_trainer(qwen3, make_lane(), config, state=state), 1, first=2) == outcomes[2:]
 
 
 def test_threads_change_no_bit(model_dir, request):
@@ -359,6 +378,7 @@ class Faulty(RowTrainingLane):
 
 
 KEY = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
+EMBEDDING_KEY = "base_model.model.model.embed_tokens.lora_embedding_A"
 
 
 @pytest.mark.parametrize(
@@ -371,6 +391,9 @@ KEY = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
         ("layers.1.mlp.gated.backward", (2,), {"layer": 1, "example": 1, "position": 1}),
         ("layers.1.mlp.up_proj.lora_A.gradient", (1,), {"layer": 1, "example": 1}),
         ("lm_head.lora_B.gradient", (1,), {"layer": "head", "example": 1}),
+        ("embed_tokens.lora_A.backward", (2,), {"layer": "embedding", "example": 1, "position": 1}),
+        ("embed_tokens.lora_A.gradient", (1,), {"layer": "embedding", "example": 1}),
+        (f"{EMBEDDING_KEY}.sum", (0,), {"layer": "embedding"}),
         (f"{KEY}.sum", (0,), {"layer": 1}),
         (f"{KEY}.mean", (0,), {"layer": 1}),
         (KEY, (0,), {"layer": 1}),
@@ -509,7 +532,7 @@ def test_fifty_steps_overlay_torch_s_adamw_in_float64(tmp_path):
     path, lane = write_model(tmp_path, config, seed=3), Float64TrainingLane()
     run = a_config(LAYER_TARGETS, learning_rate=1e-2, weight_decay=0.01)
     trainer = Trainer(open_model(path, lane).model, lane, run)
-    judge = oracle(config, trainer.state().parameters, trainer.plan.scale)
+    judge = oracle(config, trainer.state().parameters, trainer.plan.matrices[0].scale)
     optimizer = torch.optim.AdamW(
         judge.adapter.values(),
         lr=float(np.float32(1e-2)),
@@ -545,6 +568,9 @@ def test_the_model_that_is_trained_is_the_base_with_updates(qwen3):
     trainer = a_trainer(qwen3, RowTrainingLane(), a_config(ALL_TARGETS))
     adapted = {name for name, linear in trainer.model.linears.items() if linear.lora is not None}
     assert adapted == set(trainer.model.linears)
+    assert trainer.model.head.embedding.lora is not None
     bare = trainer.model.adapted({})
     assert all(linear.lora is None for linear in bare.linears.values())
-    assert dataclasses.replace(bare.head, output=trainer.model.head.output) == trainer.model.head
+    assert bare.head.embedding.lora is None
+    head = trainer.model.head
+    assert dataclasses.replace(bare.head, output=head.output, embedding=head.embedding) == head

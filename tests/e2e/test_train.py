@@ -35,7 +35,7 @@ from vox_host.runs.publish import publish_adapter
 
 OPTIONS = ("--steps", "30", "--save-every", "2", "--eval-every", "5", "--batch-size", "2", "--rank", "2")
 NEW = ("--model", MODEL, "--data", "ROWS", "--out", "NEW")
-OPTIONS = (*OPTIONS, "--targets", "q_proj,down_proj", "--dropout", "0.1", "--seed", "3")
+OPTIONS = (*OPTIONS, "--targets", "q_proj,down_proj,embed_tokens", "--dropout", "0.1", "--seed", "3")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.differentiate import differentiate
 from mens_core.example_tree import ExampleTree
 from mens_core.micro_batches import Example, cut, pack, read_examples
@@ -18,7 +18,7 @@ from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedu
 
 T = TypeVar("T")
 LAYER_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ALL_TARGETS = (*LAYER_TARGETS, "lm_head")
+ALL_TARGETS = (*LAYER_TARGETS, "lm_head", "embed_tokens")
 
 
 def finish(steps: Generator[None, None, T]) -> T:
@@ -89,10 +89,9 @@ def gradients_of(
     examples: Sequence[Example],
     micro_batch_size: int | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Losses [E] and the gradient of their sum, by the parameters' own names."""
+    """Losses [E] and the gradient of their sum, by the parameters' own names and in their keys' shapes."""
     plan = Trainer.plan_for(model, config)
-    values = {key: ops.from_host(value) for key, value in adapter.items()}
-    adapted = model.adapted(make_loras(ops, plan, values))
+    adapted = model.adapted(make_loras(ops, plan, to_lane(ops, adapter)))
     trees: dict[str, ExampleTree[Any]] = {}
     losses: list[np.ndarray] = []
 
@@ -104,4 +103,7 @@ def gradients_of(
     for together in cut(examples, micro_batch_size):
         micro = pack(examples[together.start : together.stop], together.start)
         losses.append(finish(differentiate(adapted, ops, micro, None, take)))
-    return np.concatenate(losses), {name: np.array(ops.to_host(tree.total())) for name, tree in trees.items()}
+    found = {name: np.array(ops.to_host(tree.total())) for name, tree in trees.items()}
+    if "embed_tokens.lora_A" in found:
+        found["embed_tokens.lora_A"] = found["embed_tokens.lora_A"].T
+    return np.concatenate(losses), found

@@ -52,7 +52,7 @@ class Adapted:
         """[positions, V]"""
         s = self.settings
         is_gemma = s.family == "gemma3"
-        x = self.weights["embed_tokens.weight"][list(token_ids)] * s.embed_scale
+        x = self._embedded(list(token_ids)) * s.embed_scale
         positions = torch.arange(len(token_ids), dtype=torch.float64)
         for i in range(s.layers):
             layer = f"layers.{i}."
@@ -66,6 +66,13 @@ class Adapted:
                 expanded = self._norm(expanded, f"{layer}post_feedforward_layernorm")
             x = x + expanded
         return _cap(self._linear(self._norm(x, "norm"), "lm_head"), s.logit_softcap)
+
+    def _embedded(self, token_ids: list[int]) -> Tensor:
+        rows = self.weights["embed_tokens.weight"][token_ids]
+        key = f"{PREFIX}model.embed_tokens.lora_embedding_"
+        if f"{key}A" not in self.adapter:
+            return rows
+        return rows + self.scale * (self.adapter[f"{key}A"].T[token_ids] @ self.adapter[f"{key}B"].T)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         y = x @ self.weights[f"{name}.weight"].T

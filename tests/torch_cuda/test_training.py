@@ -15,7 +15,7 @@ from lanes.batches import Sequences
 from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from lanes.training import LAYER_TARGETS, a_config, finish, random_adapter, read, some_examples
 from mens_core import grid_backward_ops, grid_training_ops
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.trainer import Trainer
 from mens_torch_cuda.kernel_text import cuda_source
@@ -74,8 +74,8 @@ def test_an_adapter_is_served_from_recordings(lane, reference, tmp_path):
 
     def decode(serving, adapting):
         model = open_model(path, serving).model
-        plan = Trainer.plan_for(model, a_config(LAYER_TARGETS))
-        tensors = {key: adapting.from_host(x) for key, x in random_adapter(plan.shapes).items()}
+        plan = Trainer.plan_for(model, a_config((*LAYER_TARGETS, "embed_tokens")))
+        tensors = to_lane(adapting, random_adapter(plan.shapes))
         model = dataclasses.replace(model, ops=adapting).adapted(make_loras(adapting, plan, tensors))
         cache, sequences, made = model.new_cache(4), Sequences(), []
         for rows in ([(0, [*range(90), *range(36)])], *([(0, [i])] for i in range(5))):

@@ -45,7 +45,7 @@ class MergeResult(Message):
     files: dict[str, Digest]
     """SHA-256 of each file in the folder."""
     matrices: list[str]
-    """The linear layers that became others, in the order of the adapter's keys."""
+    """The layers that became others, in the order of the adapter's keys."""
     unchanged: list[str]
     """Adapted ones whose update is zero: they are as they were."""
     is_untied: bool

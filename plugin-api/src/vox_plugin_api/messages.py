@@ -13,7 +13,16 @@ import json
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 MAGIC = "vox-plugin"
 PROTOCOL_MIN = 1
@@ -135,18 +144,44 @@ class SamplingParams(Message):
     """Which of several answers to one request this is; part of the random counter."""
 
 
+class RankAndAlpha(Message):
+    """What the update of one layer is scaled by."""
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: F32 = Field(ge=0, allow_inf_nan=False)
+
+
 class AdapterConfig(Message):
-    """Low-rank updates on some linear layers of a frozen base model."""
+    """Low-rank updates on some layers of a frozen base model."""
 
     rank: int = Field(ge=1, le=4096)
     alpha: F32 = Field(ge=0, allow_inf_nan=False)
     """The update is multiplied by alpha / rank. 0 changes nothing: it is served, and not trained."""
-    targets: list[str] = Field(min_length=1)
-    """Names of linear layers, whole ("layers.0.mlp.up_proj") or their last part ("up_proj", "lm_head")."""
+    targets: list[str]
+    """Names of layers, whole ("layers.0.mlp.up_proj") or their last part ("up_proj", "lm_head",
+    "embed_tokens"); may be empty where `exceptions` is not."""
     rank_stabilised: bool = False
     """Multiply by alpha / sqrt(rank) instead."""
     dropout: F32 = Field(default=0.0, ge=0, lt=1)
     """Share of an update's inputs that is dropped in training."""
+    exceptions: dict[str, RankAndAlpha] = Field(default_factory=dict)
+    """Layers with a rank and an alpha of their own, by their whole names. They need not be among the
+    targets: a worker that doesn't know this field then finds tensors that have no place, rather than
+    serve them by another factor."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AdapterConfig:
+        if not self.targets and not self.exceptions:
+            raise ValueError("an adapter names at least one layer")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without exceptions, a configuration is written as it was before there were any: saves of it too.
+        fields: dict[str, Any] = handler(self)
+        if not self.exceptions:
+            fields.pop("exceptions", None)
+        return fields
 
 
 class AdapterParams(Message):
@@ -159,7 +194,10 @@ class AdapterParams(Message):
     config: AdapterConfig
     key_map: dict[str, str]
     """The key in the file of each tensor, by the name that `train_save` gives it. Every tensor of the
-    adapter must be in the file, and every tensor of the file must be the adapter's."""
+    adapter must be in the file, and every tensor of the file the adapter's, or one of `base_copies`."""
+    base_copies: dict[str, str] = Field(default_factory=dict)
+    """The key in the file of what it holds of the base's own weights, by layer ("embed_tokens", "lm_head").
+    They are not used; each value must be the base's, where that is not quantised (else `adapter-base`)."""
 
 
 class LoadModelParams(Message):

@@ -76,7 +76,7 @@ class TrainPlanResult(Message):
     """What would be trained. Compared between lanes; the memory is in the observation (`TrainMemory`)."""
 
     matrices: list[str]
-    """The adapted linear layers, in the order of their keys."""
+    """The adapted layers, in the order of their keys."""
     parameters: int
 
 
@@ -127,7 +127,7 @@ class TrainBeginResult(Message):
     step: int
     """Steps taken so far: 0, or those of the folder."""
     matrices: list[str]
-    """The adapted linear layers, in the order of their keys."""
+    """The adapted layers, in the order of their keys."""
     parameters: int
     adapter_digest: Digest
 

@@ -19,8 +19,10 @@ from vox_host.exporting.gguf_adapter import write_gguf_adapter
 from vox_host.exporting.gguf_model import write_gguf_model
 from vox_host.models.gguf_import import GgufSource
 from vox_host.models.tokenizer import Tokenizer
+from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.checkpoint import Checkpoint
 from vox_plugin_api.families import parse_config
+from vox_plugin_api.messages import RankAndAlpha
 
 TEXTS = ("the path to the hat", " a\n\tb<tool>ab", "thé 🦙 ", "  the  the   a", "")
 
@@ -113,22 +115,50 @@ def test_a_tokenizer_that_gguf_has_no_word_for_is_refused(make_job, tmp_path):
 
 @pytest.mark.parametrize(("stabilised", "alpha"), [(False, 8.0), (True, 16.0)])
 def test_the_adapter_file_has_what_llama_cpp_looks_for(make_job, tmp_path, stabilised, alpha):
-    job = make_job("qwen3", ["q_proj", "lm_head"], rank_stabilised=stabilised)
+    targets = ["q_proj", "lm_head", "embed_tokens"]
+    job = make_job("qwen3", targets, rank_stabilised=stabilised)
     reader = gguf.GGUFReader(write_adapter_file(job, tmp_path / "a.gguf"))
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.type"] == "adapter" and fields["general.architecture"] == "qwen3"
     assert fields["adapter.type"] == "lora" and fields["adapter.lora.alpha"] == alpha
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert set(tensors) == {
-        f"{base}.weight.lora_{part}" for base in ("blk.0.attn_q", "blk.1.attn_q", "output") for part in "ab"
+        f"{base}.weight.lora_{part}"
+        for base in ("blk.0.attn_q", "blk.1.attn_q", "output", "token_embd")
+        for part in "ab"
     }
-    values = adapter_tensors(job.base.path, ["q_proj", "lm_head"])
+    values = adapter_tensors(job.base.path, targets)
+    a, b = (values[key] for key in adapter_keys("embed_tokens"))
+    assert np.array_equal(tensors["token_embd.weight.lora_a"].data, a.T), "there, rows of A are looked up"
+    assert np.array_equal(tensors["token_embd.weight.lora_b"].data, b)
     key = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
     assert np.array_equal(tensors["blk.1.attn_q.weight.lora_b"].data, values[key])
 
 
-def test_an_adapter_on_a_tied_head_has_no_place_there(make_job, tmp_path):
-    job = make_job("gemma3", ["q_proj", "lm_head"])
+@pytest.mark.parametrize(
+    ("exceptions", "says"),
+    [
+        ({"layers.0.self_attn.q_proj": RankAndAlpha(rank=4, alpha=2.0)}, "alphas of their own"),
+        ({"layers.0.self_attn.q_proj": RankAndAlpha(rank=2, alpha=8.0)}, None),
+    ],
+)
+def test_layers_may_have_ranks_of_their_own_there_and_one_alpha(make_job, tmp_path, exceptions, says):
+    job = make_job("qwen3", ["q_proj"])
+    config = job.adapter.config.model_copy(update={"exceptions": exceptions})
+    job = dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
+    if says is None:
+        reader = gguf.GGUFReader(write_adapter_file(job, tmp_path / "a.gguf"))
+        assert reader.fields["adapter.lora.alpha"].contents() == 8.0
+        return
+    with pytest.raises(ModelError, match=says) as caught:
+        write_adapter_file(job, tmp_path / "a.gguf")
+    assert caught.value.code == "gguf-alphas" and "--merged" in (caught.value.remedy or "")
+    assert not (tmp_path / "a.gguf").exists()
+
+
+@pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_a_tied_end_has_no_place_there(make_job, tmp_path, end):
+    job = make_job("gemma3", ["q_proj", end])
     with pytest.raises(ModelError) as caught:
         write_adapter_file(job, tmp_path / "a.gguf")
     assert caught.value.code == "gguf-tied-head" and "--merged" in (caught.value.remedy or "")
@@ -150,7 +180,8 @@ def test_llama_cpp_makes_the_same_tokens(make_job, tmp_path, family):
 def test_llama_cpp_gives_the_exact_logits_merged_and_with_the_adapter_beside_the_base(make_job, tmp_path):
     """Qwen3, float32: llama.cpp's GELU is a table of float16 values, and its quantised products round."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    job = make_job("qwen3", dtype="f32")
+    targets = ("q_proj", "v_proj", "down_proj", "embed_tokens")
+    job = make_job("qwen3", targets, dtype="f32")
     merged = write_model(job, tmp_path / "merged")
     # The base itself as GGUF: an adapter of which nothing is left.
     nothing = dataclasses.replace(
@@ -160,7 +191,7 @@ def test_llama_cpp_gives_the_exact_logits_merged_and_with_the_adapter_beside_the
     base = write_model(nothing, tmp_path / "plain")
     lora = write_adapter_file(job, tmp_path / "lora.gguf")
 
-    settings, tensors = settings_of(CONFIGS["qwen3"]), exact_tensors(job)
+    settings, tensors = settings_of(CONFIGS["qwen3"]), exact_tensors(job, targets)
     exact, bound = logit_bound(settings, tensors, "lm_head.weight", IDS)
 
     def logits(path, **options):

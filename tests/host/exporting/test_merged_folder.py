@@ -21,6 +21,7 @@ from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.model_manifest import MODEL_MANIFEST, read_manifest
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.whole_folder import whole_folder
+from vox_plugin_api.adapter_keys import adapter_keys
 from vox_plugin_api.messages import AdapterConfig
 
 IDS = np.random.default_rng(2).integers(0, 300, 50).tolist()
@@ -84,7 +85,12 @@ def test_the_template_that_trained_replaces_the_base_s(make_job, tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "targets", "is_tied"),
-    [("gemma3", ["lm_head"], False), ("gemma3", ["q_proj"], True), ("qwen3", ["lm_head"], False)],
+    [
+        ("gemma3", ["lm_head"], False),
+        ("gemma3", ["embed_tokens"], False),
+        ("gemma3", ["q_proj"], True),
+        ("qwen3", ["lm_head"], False),
+    ],
 )
 def test_the_configuration_says_whether_the_head_is_the_embedding(
     make_job, tmp_path, family, targets, is_tied
@@ -102,11 +108,20 @@ def test_the_configuration_names_the_widest_dtype_there_is(make_job, tmp_path, d
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == expected
 
 
-def exact_tensors(job, targets=("q_proj", "v_proj", "down_proj")):
+ATTENTION = ("q_proj", "v_proj", "down_proj")
+
+
+def exact_tensors(job, targets=ATTENTION):
     """The merged weights in float64, from the folder that the base was made of."""
     tensors = {n.removeprefix("model."): t.astype(np.float64) for n, t in dequantised(job.base.path).items()}
     adapter = adapter_tensors(job.base.path, targets)
     config = AdapterConfig(**job.adapter.config.model_dump())
+    if "embed_tokens" in targets:
+        # Of tied ends, the other one stays what it was.
+        tensors.setdefault("lm_head.weight", tensors["embed_tokens.weight"])
+        a, b = (adapter[key].astype(float) for key in adapter_keys("embed_tokens"))
+        delta = config.alpha / config.rank * b @ a
+        tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"] + delta.T
     for key, a in adapter.items():
         if ".lora_A." in key:
             name = (
@@ -137,15 +152,20 @@ def dequantised(folder):
 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("quantised", [False, True], ids=["float", "quantised"])
-@pytest.mark.parametrize("family", list(CONFIGS))
+@pytest.mark.parametrize(
+    ("family", "quantised", "targets"),
+    [
+        *((family, quantised, ATTENTION) for family in CONFIGS for quantised in (False, True)),
+        *((family, False, (*ATTENTION, "embed_tokens")) for family in CONFIGS),
+    ],
+)
 def test_transformers_loads_it_for_hugging_face_and_gives_the_exact_logits(
-    make_job, tmp_path, family, quantised
+    make_job, tmp_path, family, quantised, targets
 ):
     transformers = pytest.importorskip("transformers")
     from oracle.transformers_float64 import float64_logits
 
-    job = make_job(family, quantised=quantised, dtype="f32")
+    job = make_job(family, targets, quantised=quantised, dtype="f32")
     merged = write(job, tmp_path / "out", "hugging-face")
     assert merged.left_out == []
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -154,15 +174,15 @@ def test_transformers_loads_it_for_hugging_face_and_gives_the_exact_logits(
     assert not any(info.values()), info
     theirs = float64_logits(model, IDS)
 
-    tensors = exact_tensors(job)
-    head = "embed_tokens.weight" if family == "gemma3" else "lm_head.weight"
+    tensors = exact_tensors(job, targets)
+    head = "lm_head.weight" if "lm_head.weight" in tensors else "embed_tokens.weight"
     settings = settings_of(CONFIGS[family])
     exact, bound = logit_bound(settings, tensors, head, IDS)
     # The bound allows each weight (K + 12) u; merging and the norms' 1 round each by less than (r + 3) u.
     assert np.abs(theirs - exact).max() < bound
     assert np.abs(our_logits(tmp_path / "out") - exact).max() < 2 * bound
     base = {n.removeprefix("model."): t for n, t in dequantised(job.base.path).items()}
-    plain = forward(settings, base.__getitem__, lambda _: base[head], IDS)
+    plain = forward(settings, base.__getitem__, lambda _: base.get(head, base["embed_tokens.weight"]), IDS)
     assert np.abs(plain - exact).max() > 10 * bound, "the update is felt"
 
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from vox_host.errors import ModelError
 from vox_host.runs.open import open_adapter
 from vox_host.runs.peft_config import _HARMLESS, _HONOURED, _OFF, read_peft_config
+from vox_plugin_api.messages import RankAndAlpha
 
 CASES = Path(__file__).parents[2] / "cases" / "hand" / "lora"
 RIGHT = CASES / "L1_right"
@@ -122,19 +123,16 @@ def test_l2_alpha_rank_and_stabilisation_give_the_factor(name):
 
 CHANGES_THE_RESULT = {
     "alora_invocation_tokens": [1, 2],
-    "alpha_pattern": {"q_proj": 16},
     "arrow_config": {"top_k": 3},
     "bias": "lora_only",
     "ensure_weight_tying": True,
     "fan_in_fan_out": True,
     "kasa_config": {"beta": 1},
     "layer_replication": [[0, 4], [2, 5]],
-    "layers_pattern": "blocks",
     "lora_bias": True,
     "megatron_config": {"a": 1},
     "modules_to_save": ["lm_head"],
     "monteclora_config": {"a": 1},
-    "rank_pattern": {"q_proj": 8},
     "target_parameters": ["mlp.experts.gate_up_proj"],
     "trainable_token_indices": [3],
     "use_bdlora": {"target_modules_bd_a": ["q_proj"]},
@@ -189,6 +187,9 @@ def test_what_peft_writes_by_default_changes_nothing(tmp_path):
         ("lora_alpha", None), ("lora_alpha", -1), ("lora_alpha", "8"), ("lora_alpha", True),
         ("lora_dropout", 1), ("lora_dropout", -0.5), ("use_rslora", 1), ("use_rslora", "false"),
         ("target_modules", [1]), ("target_modules", {"q_proj": 1}), ("exclude_modules", 3),
+        ("rank_pattern", {"q_proj": 0}), ("rank_pattern", {"q_proj": 2.0}), ("rank_pattern", ["q_proj"]),
+        ("alpha_pattern", {"q_proj": -1}), ("alpha_pattern", {"q_proj": True}), ("lora_alpha", [8, 4]),
+        ("layers_pattern", 3),
         ("layers_to_transform", "0"), ("layers_to_transform", [0.5]), ("base_model_name_or_path", 7),
     ],
 )  # fmt: skip
@@ -244,6 +245,31 @@ def test_a_target_without_an_update_is_a_note(tmp_path):
     assert "k_proj" in note
 
 
+def test_patterns_give_layers_a_rank_and_an_alpha_of_their_own(tmp_path):
+    folder = with_tensors(
+        tmp_path / "a",
+        lambda tensors: {
+            key: (values[:3] if "lora_A" in key else np.ascontiguousarray(values[:, :3]))
+            if "q_proj" in key
+            else values
+            for key, values in tensors.items()
+        },
+    )
+    file = folder / "adapter_config.json"
+    patterns = {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {r".*\.down_proj": 2.5, "k_proj": 1}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | patterns))
+    source = open_adapter(folder)
+    assert source.config.targets == []
+    assert source.config.exceptions == {
+        "layers.0.self_attn.q_proj": RankAndAlpha(rank=3, alpha=8.0),
+        "layers.0.mlp.down_proj": RankAndAlpha(rank=4, alpha=2.5),
+    }
+    (note,) = source.notes
+    assert "k_proj" in note and "fits no layer" in note
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rank_pattern": {"q_proj": 2}}))
+    assert "with rank 2 it would be" in refused(folder).message
+
+
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 A = KEY.format("A")
 EMBEDDED = "base_model.model.model.embed_tokens.lora_embedding_A"
@@ -262,7 +288,9 @@ VISION = "model.vision_tower.encoder.layers"
         (lambda t: {**t, A: t[A].reshape(4, 32, 1)}, "[4, 32, 1]"),
         (lambda t: {**t, A.replace("lora_A", "lora_A.default"): t[A]}, "both lora_A"),
         (lambda t: {**t, A.replace("lora_A", "lora_A.other"): t[A]}, "lora_A.other"),
-        (lambda t: {**t, EMBEDDED: t[A]}, "updates of an embedding"),
+        (lambda t: {**t, EMBEDDED: t[A]}, "no lora_B"),
+        (lambda t: {**t, EMBEDDED + ".weight": t[A]}, "no place"),
+        (lambda t: {**t, A.replace("lora_A", "lora_embedding_A"): t[A]}, "no place"),
         (lambda t: {k.replace("model.layers", VISION): v for k, v in t.items()}, "vision_tower"),
     ],
 )

@@ -14,7 +14,7 @@ from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import ALL_TARGETS, a_config, random_adapter
 from mens_core.adapters.file import safetensors_bytes
 from mens_core.adapters.plan import plan_adapter
-from mens_core.adapters.served import linear_shapes
+from mens_core.adapters.served import layer_shapes
 from mens_core.backend import MensBackend
 from vox_host.runs.base_tensors import base_key_map
 from vox_host.runs.layout import RunDirectory
@@ -30,10 +30,11 @@ pytestmark = [
     pytest.mark.oracle,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
 ]
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
-TARGETS = {"qwen3": ALL_TARGETS, "gemma3": ("q_proj", "v_proj", "layers.2.mlp.up_proj", "down_proj")}
+TARGETS = {"qwen3": ALL_TARGETS, "gemma3": ("q_proj", "v_proj", "layers.2.mlp.up_proj", "embed_tokens")}
 
 
 def published(tmp_path: Path, family: str, *, rank_stabilised: bool) -> tuple[Path, RunDirectory]:
@@ -42,7 +43,7 @@ def published(tmp_path: Path, family: str, *, rank_stabilised: bool) -> tuple[Pa
     model = write_model(tmp_path / "model", config)
     ours = parse_config(read_json_object(model / "config.json"))
     adapter = a_config(TARGETS[family], rank=4, alpha=7.0, rank_stabilised=rank_stabilised).adapter
-    plan = plan_adapter(adapter, linear_shapes(ours))
+    plan = plan_adapter(adapter, layer_shapes(ours))
     checkpoint = tmp_path / "step"
     checkpoint.mkdir()
     (checkpoint / "adapter.safetensors").write_bytes(safetensors_bytes(random_adapter(plan.shapes)))

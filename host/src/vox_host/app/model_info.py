@@ -60,6 +60,7 @@ class AdapterInfo:
     origin: str
     """run, peft or older: whose layout the folder has."""
     rank: int
+    """The greatest of its layers'."""
     layers: int
     """How many layers have an update; all that the file has."""
     applied: Literal["unmerged"] = "unmerged"
@@ -113,8 +114,8 @@ def _adapter_info(source: AdapterSource, base: InstalledModel, loaded: m.LoadRes
         file_digest=source.sha256,
         base=base.name,
         origin=source.origin,
-        rank=source.config.rank,
-        layers=len(source.key_map) // 2,
+        rank=max(by.rank for by in source.layers.values()),
+        layers=len(source.layers),
     )
 
 

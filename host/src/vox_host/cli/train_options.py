@@ -70,7 +70,8 @@ class AdapterOptions:
         float | None, typer.Option("--alpha", help="The update is multiplied by alpha / rank.")
     ] = None
     targets: Annotated[
-        str | None, typer.Option("--targets", help="all-linear alone, or names like q_proj,v_proj,lm_head.")
+        str | None,
+        typer.Option("--targets", help="all-linear alone, or names like q_proj,v_proj,lm_head,embed_tokens."),
     ] = None
     rank_stabilised: Annotated[
         bool, typer.Option("--rank-stabilised", help="Multiply by alpha / sqrt(rank) instead.")

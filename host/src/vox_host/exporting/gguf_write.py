@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class GgufPiece:
     file: Path
     offset: int
     nbytes: int
+    is_turned: bool = False
+    """The source has its columns one after the other: `shape` is its shape the other way round."""
 
 
 def write_gguf(
@@ -94,20 +96,36 @@ def write_gguf(
     with target.open("xb") as writing:
         writing.write(start + bytes(_padding(len(start))))
         for piece in pieces:
-            with piece.file.open("rb") as reading:
-                reading.seek(piece.offset)
-                left = piece.nbytes
-                while left:
-                    part = reading.read(min(BUFFER_BYTES, left))
-                    if not part:
-                        raise OSError(f"{piece.file} became shorter while it was read")
-                    writing.write(part)
-                    left -= len(part)
-                    done += len(part)
-                    progress("writing", done, total)
+            for part in _parts(piece):
+                writing.write(part)
+                done += len(part)
+                progress("writing", done, total)
             writing.write(bytes(_padding(piece.nbytes)))
         writing.flush()
         os.fsync(writing.fileno())
+
+
+def _parts(piece: GgufPiece) -> Iterator[bytes | bytearray]:
+    with piece.file.open("rb") as reading:
+        reading.seek(piece.offset)
+        left = piece.nbytes
+        while left:
+            part = reading.read(left if piece.is_turned else min(BUFFER_BYTES, left))
+            if not part or (piece.is_turned and len(part) < left):
+                raise OSError(f"{piece.file} became shorter while it was read")
+            yield _turned(part, *piece.shape) if piece.is_turned else part
+            left -= len(part)
+
+
+def _turned(data: bytes, rows: int, columns: int) -> bytearray:
+    """Rows of a matrix whose columns are given; elements are moved as they are."""
+    size = len(data) // (rows * columns)
+    made = bytearray(len(data))
+    for column in range(columns):
+        one = data[column * rows * size : (column + 1) * rows * size]
+        for byte in range(size):
+            made[column * size + byte :: columns * size] = one[byte::size]
+    return made
 
 
 def _padding(size: int) -> int:

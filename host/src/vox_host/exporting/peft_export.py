@@ -63,14 +63,17 @@ def _placed(key: str) -> str:
 
 
 def _config(source: AdapterSource, *, is_text_tower: bool) -> str:
-    """As it was asked for, where that is known; else each layer by its whole name, which PEFT takes too."""
+    """As it was asked for, where that is a list of names alone; else each layer by its whole name."""
     targets: Sequence[str] | None = None
-    if is_text_tower:
-        targets = [layer if layer == "lm_head" else _TOWER + layer for layer in source.config.targets]
-    elif source.origin != "older":
-        targets = read_peft_config(source.file.parent / ADAPTER_CONFIG).targets
+    if source.origin != "older" and not is_text_tower:
+        asked = read_peft_config(source.file.parent / ADAPTER_CONFIG)
+        if isinstance(asked.targets, tuple) and not asked.excluded and asked.layer_numbers is None:
+            targets = asked.targets
+    prefix = _TOWER if is_text_tower else ""
+    names = {layer: layer if layer == "lm_head" else prefix + layer for layer in source.layers}
     return peft_text(
         source.config,
-        targets=targets if targets is not None else source.config.targets,
+        targets=targets if targets is not None else list(names.values()),
         base=source.base_name,
+        exceptions={names[layer]: by for layer, by in source.config.exceptions.items()},
     )

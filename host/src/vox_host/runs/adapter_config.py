@@ -7,11 +7,11 @@ and newer ones take their own default, which changes nothing, for what is not th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vox_host.runs.manifest import AdapterFacts
-from vox_plugin_api.messages import AdapterConfig
+from vox_plugin_api.messages import AdapterConfig, RankAndAlpha
 
 __all__ = ["peft_config_text", "peft_text"]
 
@@ -21,15 +21,25 @@ def peft_config_text(facts: AdapterFacts) -> str:
     return peft_text(facts.config, targets=facts.targets, base=facts.base_model.path)
 
 
-def peft_text(adapter: AdapterConfig, *, targets: Sequence[str], base: str | None) -> str:
+def peft_text(
+    adapter: AdapterConfig,
+    *,
+    targets: Sequence[str],
+    base: str | None,
+    exceptions: Mapping[str, RankAndAlpha] | None = None,
+) -> str:
     """Return the file's text of any adapter.
 
     Args:
-        targets: names of linear layers, whole or their last parts.
+        targets: names of layers, whole or their last parts.
+        exceptions: those of `adapter`, by the names that the model which PEFT finds has for them.
         base: where PEFT finds the base model, or what it is called.
     """
+    exceptions = {} if exceptions is None else exceptions
     config: dict[str, Any] = {
-        "alpha_pattern": {},
+        "alpha_pattern": {
+            name: _whole_if_it_is(by.alpha) for name, by in exceptions.items() if by.alpha != adapter.alpha
+        },
         "auto_mapping": None,
         "base_model_name_or_path": base,
         "bias": "none",
@@ -40,15 +50,15 @@ def peft_text(adapter: AdapterConfig, *, targets: Sequence[str], base: str | Non
         "layers_pattern": None,
         "layers_to_transform": None,
         "loftq_config": {},
-        # PEFT writes a whole number where it is one, and readers in other languages expect that.
-        "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
+        "lora_alpha": _whole_if_it_is(adapter.alpha),
         "lora_dropout": adapter.dropout,
         "megatron_config": None,
         "megatron_core": "megatron.core",
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": adapter.rank,
-        "rank_pattern": {},
+        # Both patterns are expressions; a dot in a name fits itself, and no other layer's name is as long.
+        "rank_pattern": {name: by.rank for name, by in exceptions.items() if by.rank != adapter.rank},
         "revision": None,
         # Both sides match a whole name or its last parts.
         "target_modules": sorted(targets),
@@ -57,3 +67,8 @@ def peft_text(adapter: AdapterConfig, *, targets: Sequence[str], base: str | Non
         "use_rslora": adapter.rank_stabilised,
     }
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def _whole_if_it_is(alpha: float) -> int | float:
+    # PEFT writes a whole number where it is one, and readers in other languages expect that.
+    return int(alpha) if alpha.is_integer() else alpha

@@ -2,18 +2,18 @@
 
 Names differ by who saved them: with PEFT's `base_model.model.` or without, with the adapter's own
 name (`lora_A.default.weight`) or without, and below the prefixes that text models have within
-larger ones. The part from `layers.` on, or `lm_head`, is what all have in common.
+larger ones. The part from `layers.` on, `lm_head` or `embed_tokens` is what all have in common.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from vox_host.errors import ModelError
-from vox_plugin_api.adapter_keys import adapter_keys
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER, adapter_keys
 from vox_plugin_api.safetensors_file import TensorEntry, read_safetensors_header
 from vox_plugin_api.strict_json import CheckpointError
 
@@ -22,14 +22,15 @@ __all__ = ["FLOAT_DTYPES", "check_pairs", "file_digest", "layer_of_module", "rea
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
+_ENDS = ("lm_head", EMBEDDING_LAYER)
 _LAYER = re.compile(r"layers\.(?:0|[1-9][0-9]{0,5})(?:\.[A-Za-z0-9_]+)+")
 
 
 def layer_of_module(module: str) -> str | None:
-    """Return our name of a linear layer ("layers.0.mlp.up_proj", "lm_head") below any prefix; else None."""
+    """Return our name of a layer ("layers.0.mlp.up_proj", "lm_head", "embed_tokens"), or None."""
     for prefix in _PREFIXES:
         layer = module.removeprefix(prefix)
-        if module.startswith(prefix) and (layer == "lm_head" or _LAYER.fullmatch(layer)):
+        if module.startswith(prefix) and (layer in _ENDS or _LAYER.fullmatch(layer)):
             return layer
     return None
 
@@ -67,12 +68,13 @@ def file_digest(path: Path) -> str:
 
 
 def check_pairs(
-    path: Path, found: Iterable[tuple[str, str, TensorEntry]], rank: int
+    path: Path, found: Iterable[tuple[str, str, TensorEntry]], rank_of: Callable[[str], int]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Pair A with B, and hold their shapes against the rank.
+    """Pair A with B, and hold their shapes against the ranks.
 
     Args:
         found: layer, part ("A" or "B") and tensor.
+        rank_of: the rank of a layer.
 
     Returns:
         Our keys to those in the file, and the layers in the bytewise order of their keys.
@@ -87,7 +89,7 @@ def check_pairs(
             problems.append(f"{entry.name} and {parts[layer][part].name} are both lora_{part} of {layer}")
             continue
         parts[layer][part] = entry
-        place = 0 if part == "A" else 1
+        place, rank = (0 if part == "A" else 1), rank_of(layer)
         if entry.dtype not in FLOAT_DTYPES:
             problems.append(f"{entry.name} is {entry.dtype}; wanted {', '.join(FLOAT_DTYPES)}")
         if len(entry.shape) != 2 or entry.shape[place] != rank:
@@ -102,7 +104,7 @@ def check_pairs(
     if problems:
         raise ModelError(
             "adapter-tensors",
-            f"{path} is not an adapter of rank {rank}: {_some(problems)}; nothing was loaded",
+            f"{path} is not the adapter of its configuration: {_some(problems)}; nothing was loaded",
             facts=[("file", str(path)), ("problems", problems[:100])],
             remedy="Save the adapter again; this file is of another one, or cut.",
         )

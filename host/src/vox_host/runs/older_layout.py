@@ -16,6 +16,7 @@ from vox_host.errors import ModelError
 from vox_host.runs.foreign_tensors import check_pairs, file_digest, layer_of_module, read_header
 from vox_host.runs.layout import ADAPTER_MANIFEST, CHAT_TEMPLATE
 from vox_host.runs.source import AdapterSource
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.messages import AdapterConfig
 from vox_plugin_api.safetensors_file import TensorEntry
 from vox_plugin_api.strict_json import CheckpointError, read_json_object
@@ -44,7 +45,7 @@ def read_older_folder(path: Path) -> AdapterSource | None:
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 <= alpha < math.inf:
         raise _wrong(manifest, fields, "alpha", "a number from 0 up")
     layers = _layers(manifest, fields)
-    key_map, order = check_pairs(file, _tensors(file, layers), rank)
+    key_map, order = check_pairs(file, _tensors(file, layers), lambda _: rank)
     base = fields.get("base_model")
     template = path / CHAT_TEMPLATE
     notes = (f"{manifest}: alpha is 0, so the adapter changes nothing",) if alpha == 0 else ()
@@ -96,7 +97,7 @@ def _layers(path: Path, fields: Mapping[str, Any]) -> dict[str, str]:
     for name, tensor in key_map.items():
         # A tied head is the embedding's tensor in the base.
         layer = "lm_head" if name == "lm_head" else layer_of_module(tensor.removesuffix(".weight"))
-        if layer is None or not tensor.endswith(".weight"):
+        if layer in (None, EMBEDDING_LAYER) or not tensor.endswith(".weight"):
             raise _wrong(
                 path, fields, "base_key_map", f"a linear layer's weight for {name!r}, not {tensor!r:.80}"
             )

@@ -8,7 +8,7 @@ can tell what it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,19 +22,16 @@ __all__ = ["PeftConfig", "read_peft_config"]
 _OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "alora_invocation_tokens": (None, []),
-        "alpha_pattern": (None, {}),
         "arrow_config": (None,),
         "bias": ("none", None),
         "ensure_weight_tying": (False, None),
         "fan_in_fan_out": (False, None),
         "kasa_config": (None,),
         "layer_replication": (None, []),
-        "layers_pattern": (None, [], "layers", ["layers"]),
         "lora_bias": (False, None),
         "megatron_config": (None,),
         "modules_to_save": (None, []),
         "monteclora_config": (None,),
-        "rank_pattern": (None, {}),
         "target_parameters": (None, []),
         "trainable_token_indices": (None, [], {}),
         "use_bdlora": (None, False),
@@ -52,14 +49,17 @@ _FIRST_VALUES = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _HONOURED = frozenset(
     {
+        "alpha_pattern",
         "base_model_name_or_path",
         "exclude_modules",
         "init_lora_weights",
+        "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
         "lora_dropout",
         "peft_type",
         "r",
+        "rank_pattern",
         "target_modules",
         "task_type",
         "use_rslora",
@@ -91,11 +91,17 @@ class PeftConfig:
     dropout: float
     rank_stabilised: bool
     base_name: str | None
-    targets: tuple[str, ...] | None
-    """None: nothing to hold against: absent, "all-linear", or a regular expression, which is not run."""
-    excluded: tuple[str, ...] | None
+    targets: tuple[str, ...] | str | None
+    """Names, or a regular expression; None: nothing to hold against: absent, or "all-linear"."""
+    excluded: tuple[str, ...] | str | None
     layer_numbers: frozenset[int] | None
     """The decoder layers that are adapted; None: all."""
+    layer_patterns: tuple[str, ...]
+    """Behind which of these, as expressions, the number of a layer stands; none: behind anything."""
+    ranks: Mapping[str, int]
+    """Of modules with a rank of their own, by an expression (`peft_rules`); in the file's order."""
+    alphas: Mapping[str, float]
+    """Likewise."""
 
 
 def read_peft_config(path: Path) -> PeftConfig:
@@ -108,15 +114,22 @@ def read_peft_config(path: Path) -> PeftConfig:
     fields = _fields(path)
     _refuse_what_is_not_computed(path, fields)
     read = _Reader(path, fields)
+    targets = read.names("target_modules")
+    numbers = read.numbers("layers_to_transform")
+    if isinstance(targets, str) and numbers is not None:
+        raise read.error("layers_to_transform", "nothing beside a target_modules that is an expression")
     return PeftConfig(
         rank=read.whole("r", least=1, most=4096),
         alpha=read.number("lora_alpha"),
         dropout=read.number("lora_dropout", below=1.0, default=0.0),
         rank_stabilised=read.boolean("use_rslora", default=False),
         base_name=read.text("base_model_name_or_path"),
-        targets=read.names("target_modules"),
+        targets=None if targets == "all-linear" else targets,
         excluded=read.names("exclude_modules"),
-        layer_numbers=read.numbers("layers_to_transform"),
+        layer_numbers=numbers,
+        layer_patterns=read.listed("layers_pattern"),
+        ranks=read.by_expression("rank_pattern", lambda value: type(value) is int and 1 <= value <= 4096),
+        alphas=read.by_expression("alpha_pattern", _is_alpha),
     )
 
 
@@ -165,6 +178,10 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
         )
 
 
+def _is_alpha(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
     # 0 == False in Python, but a file that says 0 says something else.
     return any(type(value) is type(known) and value == known for known in values)
@@ -211,13 +228,26 @@ class _Reader:
             raise self.error(name, "a text")
         return value or None
 
-    def names(self, name: str) -> tuple[str, ...] | None:
+    def names(self, name: str) -> tuple[str, ...] | str | None:
         value = self.fields.get(name)
         if value is None or isinstance(value, str):
-            return None
+            return value or None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(name, "a list of names, or a text")
         return tuple(value)
+
+    def listed(self, name: str) -> tuple[str, ...]:
+        value = self.names(name)
+        return (value,) if isinstance(value, str) else value or ()
+
+    def by_expression(self, name: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
+        value = self.fields.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(map(is_right, value.values())):
+            wanted = "whole numbers from 1 to 4096" if name == "rank_pattern" else "numbers from 0 up"
+            raise self.error(name, f"an object with {wanted}")
+        return value
 
     def numbers(self, name: str) -> frozenset[int] | None:
         value = self.fields.get(name)
@@ -226,4 +256,5 @@ class _Reader:
         listed = value if isinstance(value, list) else [value]
         if not all(type(number) is int for number in listed):
             raise self.error(name, "a whole number, or a list of them")
-        return frozenset(listed)
+        # PEFT takes no number for all of them.
+        return frozenset(listed) or None

@@ -64,6 +64,8 @@ def differentiate(
         hidden = layer.backward(run, hidden)
         _refuse_faults(ops, micro.rows)
         yield
+    model.head.embed_backward(_a_pass(ops, micro, cache, dropout, gradient), hidden)
+    _refuse_faults(ops, micro.rows)
     return losses
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["layer_of", "not_finite"]
@@ -21,9 +22,9 @@ def layer_of(operator: str) -> int | str:
     found = _LAYER.search(operator)
     if found is not None:
         return int(found[1])
-    if operator.startswith("embed_tokens"):
+    stem = operator.removeprefix("base_model.model.").removeprefix("model.").partition(".")[0]
+    if stem == EMBEDDING_LAYER:
         return "embedding"
-    stem = operator.removeprefix("base_model.model.").partition(".")[0]
     return "head" if stem in _HEAD else "update"
 
 

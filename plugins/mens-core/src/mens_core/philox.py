@@ -18,6 +18,7 @@ __all__ = [
     "STREAM_SAMPLING",
     "STREAM_VECTORS",
     "philox",
+    "philox_blocks",
     "philox_words",
     "uniform_u64",
 ]
@@ -68,10 +69,17 @@ def uniform_u64(seed: int, counter: Words) -> int:
 
 def philox_words(seed: int, stream: int, sample: int, count: int) -> npt.NDArray[np.uint32]:
     """Return `count` words of the counters (0, sample, stream, 0), (1, sample, stream, 0), ... in order."""
-    blocks = -(-count // 4)
+    blocks = philox_blocks(seed, np.arange(-(-count // 4), dtype=np.uint64), (sample, stream, 0))
+    return blocks.reshape(-1)[:count]
+
+
+def philox_blocks(
+    seed: int, first: npt.NDArray[np.uint64], others: tuple[int, int, int]
+) -> npt.NDArray[np.uint32]:
+    """Return the four words [n, 4] of each counter (first[i], *others)."""
     mask, half = np.uint64(_MASK), np.uint64(32)
-    c0 = np.arange(blocks, dtype=np.uint64)
-    c1, c2, c3 = (np.full(blocks, word, np.uint64) for word in (sample, stream, 0))
+    c0 = first
+    c1, c2, c3 = (np.full(len(first), word, np.uint64) for word in others)
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(_ROUNDS):
         # 32-bit times 32-bit fits 64 bits, so the products are exact.
@@ -79,4 +87,4 @@ def philox_words(seed: int, stream: int, sample: int, count: int) -> npt.NDArray
         c0, c1 = (p1 >> half) ^ c1 ^ np.uint64(k0), p1 & mask
         c2, c3 = (p0 >> half) ^ c3 ^ np.uint64(k1), p0 & mask
         k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32).reshape(-1)[:count]
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import make_loras, to_lane
+from mens_core.adapters.copies import BaseTable, compare_copies
 from mens_core.adapters.served import ServedAdapter, read_adapter
 from mens_core.engine import Engine
 from mens_core.kv_plan import KvPlan, plan_kv_cache
@@ -19,6 +20,7 @@ from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
+from vox_plugin_api.families.tensors import EMBEDDING, HEAD
 from vox_plugin_api.messages import LoadModelParams, LoadResult, TensorsReport
 
 __all__ = ["LaneFactory", "Served", "load_served"]
@@ -73,6 +75,7 @@ def load_served(
         loaded = yield from load(config, checkpoint, ops)
         checkpoint.close()
         if adapter is not None:
+            adapter = yield from _compared(adapter, loaded, ops)
             ops = make_adapting_lane(ops)
             loaded = _adapted(loaded, ops, adapter)
     except CheckpointError as error:
@@ -98,10 +101,29 @@ def load_served(
     return Served(ops, loaded, engine, _report(params, loaded, plan, adapter), observation)
 
 
+def _compared(
+    adapter: ServedAdapter, loaded: LoadedModel, ops: Ops
+) -> Generator[Progress, None, ServedAdapter]:
+    """Hold what the adapter's file has of the base's own weights against them."""
+    head, planned = loaded.model.head, loaded.plan.tensors
+    tables = {
+        head.embedding.name: BaseTable(head.embedding.weight, planned[EMBEDDING].format),
+        head.output.name: BaseTable(head.output.weight, planned.get(HEAD, planned[EMBEDDING]).format),
+    }
+    comparing = compare_copies(adapter.file, adapter.copies, tables.__getitem__, ops)
+    while True:
+        try:
+            next(comparing)
+        except StopIteration as done:
+            found: tuple[str, ...] = done.value
+            return replace(adapter, warnings=(*adapter.warnings, *found))
+        layers = loaded.model.config.layers
+        yield Progress(layers, layers)
+
+
 def _adapted(loaded: LoadedModel, ops: TrainingOps, adapter: ServedAdapter) -> LoadedModel:
     """Put the updates beside the weights, which stay as they are."""
-    tensors = {key: ops.from_host(values) for key, values in adapter.tensors.items()}
-    loras = make_loras(ops, adapter.plan, tensors)
+    loras = make_loras(ops, adapter.plan, to_lane(ops, adapter.tensors))
     return replace(loaded, model=replace(loaded.model, ops=ops).adapted(loras))
 
 

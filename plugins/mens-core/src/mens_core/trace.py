@@ -117,6 +117,11 @@ class TracingOps(Ops):
     def add(self, a: Tensor, b: Tensor, *, name: str) -> Tensor:
         return self._record("add", name, self._lane.add(a, b, name=name))
 
+    def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
+        # Of an embedding with an update, behind the sum.
+        made = cast(TrainingOps, self._lane).scale(x, factor, name=name)
+        return self._record("scale", name, made)
+
     def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
         """Of an adapted model: its lane has the operators of training."""
         made = cast(TrainingOps, self._lane).add_scaled(y, x, factor, name=name)

@@ -8,14 +8,14 @@ trainer's state is exchanged when every value is known to be finite.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import from_lane, make_loras, to_lane
 from mens_core.adapters.initial import initial_tensors
 from mens_core.adapters.keys import adapter_digest, parameter_key
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
@@ -80,22 +80,6 @@ class _Slot:
     second: Tensor
 
 
-class _OnLane(Mapping[str, Floats]):
-    """Tensors of the lane as arrays. A step exchanges tensors and changes none, so no copy is needed."""
-
-    def __init__(self, ops: TrainingOps, tensors: Mapping[str, Tensor]) -> None:
-        self._ops, self._tensors = ops, tensors
-
-    def __getitem__(self, key: str) -> Floats:
-        return np.asarray(self._ops.to_host(self._tensors[key]), "<f4")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
 class Trainer:
     """An adapter in training on one frozen model."""
 
@@ -123,41 +107,37 @@ class Trainer:
         self._ops = ops
         self._base = replace(model, ops=ops)
         if state is None:
-            values = initial_tensors(self.plan, config.seed)
-            zeros = {key: np.zeros_like(value) for key, value in values.items()}
-            state = TrainerState(step=0, parameters=values, first_moments=zeros, second_moments=zeros)
+            first_values = initial_tensors(self.plan, config.seed)
+            zeros = {key: np.zeros_like(value) for key, value in first_values.items()}
+            state = TrainerState(step=0, parameters=first_values, first_moments=zeros, second_moments=zeros)
         self.step = state.step
         self._powers = BetaPowers(config.optimizer, state.step)
-        self._slots = {
-            key: _Slot(
-                ops.from_host(state.parameters[key]),
-                ops.from_host(state.first_moments[key]),
-                ops.from_host(state.second_moments[key]),
-            )
-            for key in self.plan.shapes
-        }
+        values, first, second = (
+            to_lane(ops, of) for of in (state.parameters, state.first_moments, state.second_moments)
+        )
+        self._slots = {key: _Slot(values[key], first[key], second[key]) for key in self.plan.shapes}
         self._install(self._slots)
 
     @staticmethod
     def plan_for(model: Model, config: TrainerConfig) -> AdapterPlan:
         """Return what the adapter will be, which needs no lane."""
-        return plan_adapter(config.adapter, {name: linear.shape for name, linear in model.linears.items()})
+        return plan_adapter(config.adapter, model.layer_shapes)
 
     def state(self) -> TrainerState:
         """Return what a later run needs, as it is now; a tensor comes to the host when it is read."""
         slots = self._slots.items()
         return TrainerState(
             step=self.step,
-            parameters=_OnLane(self._ops, {key: slot.value for key, slot in slots}),
-            first_moments=_OnLane(self._ops, {key: slot.first for key, slot in slots}),
-            second_moments=_OnLane(self._ops, {key: slot.second for key, slot in slots}),
+            parameters=from_lane(self._ops, {key: slot.value for key, slot in slots}),
+            first_moments=from_lane(self._ops, {key: slot.first for key, slot in slots}),
+            second_moments=from_lane(self._ops, {key: slot.second for key, slot in slots}),
         )
 
     def _install(self, slots: Mapping[str, _Slot]) -> None:
         """Run with these values from now on."""
         values = {key: slot.value for key, slot in slots.items()}
         model = self._base.adapted(make_loras(self._ops, self.plan, values))
-        digest = adapter_digest({key: self._ops.to_host(value) for key, value in values.items()})
+        digest = adapter_digest(from_lane(self._ops, values))
         # Nothing below can fail: before it, all is as it was.
         self._slots, self.model, self.adapter_digest = dict(slots), model, digest
 

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from mens_core.adapters.keys import parameter_key
-from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from mens_core.adapters.plan import AdaptedMatrix, AdapterPlan, plan_adapter
 from mens_core.differentiate import differentiate, score
 from mens_core.example_tree import ExampleTree
 from mens_core.micro_batches import ROWS_AT_ONCE, Example, cut, pack
@@ -61,15 +61,14 @@ def plan_step(
             f"{config.context_length}",
             facts={"tokens": params.longest_example, "limit": config.context_length},
         )
-    shapes = {name: linear.shape for name, linear in model.linears.items()}
-    adapter = plan_adapter(params.adapter, shapes)
+    adapter = plan_adapter(params.adapter, model.layer_shapes)
     example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
     together = _together(params, example)
     by_kind = _fullest(params, model, ops, adapter, example, together)
     weights = _weight_bytes(model, parameters)
     work = ops.workspace_bytes(
         lengths=(example.rows,) * together,
-        widest=max(max(shape) for name, shape in shapes.items() if name != "lm_head"),
+        widest=max(max(linear.shape) for name, linear in model.linears.items() if name != "lm_head"),
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
     )
@@ -112,9 +111,14 @@ def _fullest(
     in_pass = _micro_batch(params, model, ops, adapter, example, together)
     in_evaluation = _evaluation(params, model, ops, adapter, example)
     # AdamW works on copies: old and new values, both with their matrices.
-    matrices = sum(ops.matrix_bytes(*shape) for shape in adapter.shapes.values())
+    matrices = sum(
+        ops.matrix_bytes(*_on_lane(matrix)) + ops.matrix_bytes(matrix.rows, matrix.rank)
+        for matrix in adapter.matrices
+    )
+    # An embedding's A is turned back for the adapter's digest.
+    turned = sum(4 * matrix.rank * matrix.columns for matrix in adapter.matrices if matrix.is_embedding)
     in_update: dict[Kind, int] = {
-        "adapter": 4 * numbers + 2 * matrices,
+        "adapter": 4 * numbers + 2 * matrices + turned,
         "moments": 8 * numbers,
         "gradients": 8 * numbers,
     }
@@ -165,20 +169,24 @@ def _evaluation(
 
 def _adapted(meter: Meter, model: Model, lane: TrainingOps, adapter: AdapterPlan) -> tuple[Model, SizedOps]:
     weights = {id(linear.weight): linear.shape for linear in model.linears.values()}
-    weights[id(model.head.embedding)] = (model.config.vocab_size, model.config.hidden_size)
+    weights[id(model.head.embedding.weight)] = model.head.embedding.shape
     ops = SizedOps(meter, weights)
-    rank = adapter.config.rank
     loras = {
         matrix.name: Lora(
-            a=_matrix(meter, lane, rank, matrix.columns),
-            b=_matrix(meter, lane, matrix.rows, rank),
-            scale=adapter.scale,
+            a=_matrix(meter, lane, *_on_lane(matrix)),
+            b=_matrix(meter, lane, matrix.rows, matrix.rank),
+            scale=matrix.scale,
             number=matrix.number,
             is_zero=False,
         )
         for matrix in adapter.matrices
     }
     return replace(model, ops=ops).adapted(loras), ops
+
+
+def _on_lane(matrix: AdaptedMatrix) -> tuple[int, int]:
+    """The shape of its A there: an embedding's lies turned (`adapters.apply`)."""
+    return (matrix.columns, matrix.rank) if matrix.is_embedding else (matrix.rank, matrix.columns)
 
 
 def _matrix(meter: Meter, lane: TrainingOps, rows: int, columns: int) -> Sized:
@@ -194,8 +202,9 @@ def _most_partial_sums(examples: int, together: int) -> int:
 def _weight_bytes(model: Model, parameters: int) -> int:
     matrices = {id(linear.weight): linear for linear in model.linears.values()}
     held = sum(int(linear.weight.nbytes) for linear in matrices.values())
-    if id(model.head.embedding) not in matrices:
-        held += int(model.head.embedding.nbytes)
+    table = model.head.embedding.weight
+    if id(table) not in matrices:
+        held += int(table.nbytes)
         parameters -= model.config.vocab_size * model.config.hidden_size
     # What is left are vectors, in float32.
     return held + 4 * (parameters - sum(math.prod(linear.shape) for linear in matrices.values()))

@@ -1,29 +1,75 @@
-"""From an adapter's tensors on a lane to the updates that a model runs with."""
+"""From an adapter's tensors to those on a lane, and to the updates that a model runs with.
+
+On a lane the A of an embedding lies turned, [tokens, rank]: its rows are looked up. Files,
+digests and the host's copies have it as PEFT does, [rank, tokens].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import AdapterPlan
 from mens_core.models.linear import Lora
 from mens_core.ops import Tensor
 from mens_core.training_ops import TrainingOps
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 
-__all__ = ["make_loras"]
+__all__ = ["from_lane", "make_loras", "to_lane"]
+
+Floats = npt.NDArray[np.float32]
+
+_TURNED = parameter_key(f"{EMBEDDING_LAYER}.lora_A")
+
+
+def to_lane(ops: TrainingOps, tensors: Mapping[str, Floats]) -> dict[str, Tensor]:
+    """Copy tensors, by their keys, to a lane."""
+    return {key: ops.from_host(_turned(key, values)) for key, values in tensors.items()}
+
+
+def from_lane(ops: TrainingOps, tensors: Mapping[str, Tensor]) -> Mapping[str, Floats]:
+    """Return tensors on a lane as arrays, by their keys; each comes to the host when it is read."""
+    return _FromLane(ops, tensors)
+
+
+class _FromLane(Mapping[str, Floats]):
+    """A step exchanges tensors and changes none, so no copy is needed."""
+
+    def __init__(self, ops: TrainingOps, tensors: Mapping[str, Tensor]) -> None:
+        self._ops, self._tensors = ops, tensors
+
+    def __getitem__(self, key: str) -> Floats:
+        return _turned(key, np.asarray(self._ops.to_host(self._tensors[key]), "<f4"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def make_loras(ops: TrainingOps, plan: AdapterPlan, tensors: Mapping[str, Tensor]) -> dict[str, Lora]:
-    """Return the updates by the names of their layers; later changes of the tensors don't show."""
+    """Return the updates by the names of their layers; later changes of the tensors don't show.
+
+    Args:
+        tensors: as `to_lane` made them.
+    """
     loras = {}
     for matrix in plan.matrices:
-        key_a, key_b = (parameter_key(f"{matrix.name}.lora_{part}") for part in "AB")
+        key_a, key_b = matrix.keys
         a, b = tensors[key_a], tensors[key_b]
         loras[matrix.name] = Lora(
             a=ops.matrix(a, name=key_a),
             b=ops.matrix(b, name=key_b),
-            scale=plan.scale,
+            scale=matrix.scale,
             number=matrix.number,
-            is_zero=plan.scale == 0 or not (ops.to_host(a).any() and ops.to_host(b).any()),
+            is_zero=matrix.scale == 0 or not (ops.to_host(a).any() and ops.to_host(b).any()),
         )
     return loras
+
+
+def _turned(key: str, values: Floats) -> Floats:
+    return values.T if key == _TURNED else values

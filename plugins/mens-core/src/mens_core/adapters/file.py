@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError
 
-__all__ = ["read_tensors", "safetensors_bytes", "safetensors_pieces"]
+__all__ = ["float_rows", "read_tensors", "safetensors_bytes", "safetensors_pieces"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -50,12 +50,14 @@ def read_tensors(
     *,
     key_map: Mapping[str, str] | None = None,
     dtypes: Sequence[str] = ("F32",),
+    others: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Floats]:
     """Read tensors of exactly these keys and shapes, each as float32, which holds it exactly.
 
     Args:
         key_map: our keys to the file's; None: they are the same.
         dtypes: what the file may hold: F32, F16, BF16.
+        others: shapes of what it holds beside them, by its own keys; not read here.
 
     Raises:
         BackendError: the file can't be read (its own code), or `adapter-tensors`: a key is
@@ -64,7 +66,7 @@ def read_tensors(
     names = {key: key for key in shapes} if key_map is None else key_map
     try:
         checkpoint = Checkpoint.open(path)
-        _check(path, checkpoint, shapes, names, dtypes)
+        _check(path, checkpoint, shapes, names, dtypes, others or {})
         tensors = {
             key: _floats(checkpoint.data(names[key]), checkpoint[names[key]].dtype).reshape(shape)
             for key, shape in shapes.items()
@@ -82,6 +84,14 @@ def read_tensors(
     return tensors
 
 
+def float_rows(checkpoint: Checkpoint, key: str, first: int, count: int) -> Floats:
+    """Return rows of a matrix of floats, as float32, which holds them exactly: [count, columns]."""
+    entry = checkpoint[key]
+    width = entry.nbytes // entry.shape[0]
+    data = checkpoint.data(key)[first * width : (first + count) * width]
+    return _floats(data, entry.dtype).reshape(count, entry.shape[1])
+
+
 def _floats(data: memoryview, dtype: str) -> Floats:
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -94,15 +104,18 @@ def _check(
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, str],
     dtypes: Sequence[str],
+    others: Mapping[str, tuple[int, ...]],
 ) -> None:
     missing = sorted(names.get(key, key) for key in shapes if names.get(key) not in checkpoint)
-    taken = {names[key] for key in shapes if key in names}
+    missing += sorted(key for key in others if key not in checkpoint)
+    taken = {names[key] for key in shapes if key in names} | set(others)
     # Also what the map has a place for and this model has not.
     orphans = sorted({*checkpoint, *names.values()} - taken)
-    doubled = sorted(name for name, count in Counter(names.values()).items() if count > 1)
+    counts = Counter([*names.values(), *others])
+    doubled = sorted(name for name, count in counts.items() if count > 1)
     wrong = []
-    for key, shape in shapes.items():
-        entry = checkpoint.get(names.get(key, key))
+    for key, shape in (*((names.get(key, key), shape) for key, shape in shapes.items()), *others.items()):
+        entry = checkpoint.get(key)
         if entry is not None and (entry.dtype not in dtypes or entry.shape != shape):
             expected = f"{' or '.join(dtypes)} {list(shape)}"
             wrong.append(f"{entry.name} is {entry.dtype} {list(entry.shape)}, expected {expected}")

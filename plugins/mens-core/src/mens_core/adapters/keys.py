@@ -25,5 +25,5 @@ def adapter_digest(tensors: Mapping[str, npt.NDArray[np.float32]]) -> str:
     digest = hashlib.sha256()
     for key, values in sorted(tensors.items(), key=lambda item: item[0].encode()):
         digest.update(f"{key}\n{' '.join(map(str, values.shape))}\n".encode())
-        digest.update(np.ascontiguousarray(values, "<f4").tobytes())
+        digest.update(np.ascontiguousarray(values, "<f4").reshape(-1).data)
     return digest.hexdigest()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+from mens_core.adapters.copies import compare_copies
 from mens_core.adapters.merging import Merging
 from mens_core.adapters.served import read_adapter
 from mens_core.numerics import NUMERICS_VERSION
@@ -42,6 +43,7 @@ def merge(params: MergeParams, ops: TrainingOps) -> Generator[Reply | None, None
             form=params.form,
             dtype=params.dtype,
         )
+        warnings = yield from compare_copies(adapter.file, adapter.copies, merging.base_table, ops)
         merged = yield from merging.write(Path(params.folder))
         checkpoint.close()
     except CheckpointError as error:
@@ -57,6 +59,6 @@ def merge(params: MergeParams, ops: TrainingOps) -> Generator[Reply | None, None
         unchanged=list(merged.unchanged),
         is_untied=merged.is_untied,
         left_out=list(merged.left_out),
-        warnings=list(adapter.warnings),
+        warnings=[*adapter.warnings, *warnings],
     )
     yield Reply(result, {"merge_s": time.perf_counter() - started})

@@ -16,12 +16,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.adapters.keys import parameter_key
+from mens_core.adapters.copies import BaseTable
 from mens_core.adapters.merged_file import Buffer, Piece, write_weights
 from mens_core.adapters.plan import AdapterPlan
 from mens_core.bfloat16 import to_bfloat16
 from mens_core.ops import Matrix, StoredTensor, is_quantised
 from mens_core.training_ops import TrainingOps
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint
 from vox_plugin_api.families.model_config import ModelConfig
@@ -36,6 +37,8 @@ Dtype = Literal["f32", "bf16"]
 Floats = npt.NDArray[np.float32]
 
 _Rows = Callable[[Matrix, int, int], Floats]
+
+_HEAD = HEAD.removesuffix(".weight")
 
 _PART_BYTES = 16 << 20
 """Of float32 rows in memory at once, beside the matrix itself."""
@@ -81,16 +84,22 @@ class Merging:
         self._config = config
         self._checkpoint = checkpoint
         self._plan = plan
-        self._scale = adapter.scale
+        self._matrices = {matrix.name: matrix for matrix in adapter.matrices}
         self._tensors = tensors
         self._ops = ops
         self._form = form
         self._dtype = dtype
-        names = [matrix.name for matrix in adapter.matrices]
         self._changed = tuple(
-            name for name in names if adapter.scale and all(part.any() for part in self._parts_of(name))
+            name
+            for name, matrix in self._matrices.items()
+            if matrix.scale and all(part.any() for part in self._parts_of(name))
         )
-        self._unchanged = tuple(name for name in names if name not in self._changed)
+        self._unchanged = tuple(name for name in self._matrices if name not in self._changed)
+
+    def base_table(self, layer: str) -> BaseTable:
+        """Load the base's own matrix of a layer."""
+        planned = self._plan.tensors.get(f"{layer}.weight", self._plan.tensors[EMBEDDING])
+        return BaseTable(self._ops.load_matrix(self._stored(planned)), planned.format)
 
     def write(self, folder: Path) -> Generator[None, None, Merged]:
         """Write model.safetensors, and quant-metadata.json where there is something to say in it.
@@ -116,7 +125,8 @@ class Merging:
 
     @property
     def _is_untied(self) -> bool:
-        return self._config.tie_word_embeddings and "lm_head" in self._changed
+        # An update lies on one of the two ends: the other one stays the base's.
+        return self._config.tie_word_embeddings and not {_HEAD, EMBEDDING_LAYER}.isdisjoint(self._changed)
 
     @property
     def _head_name(self) -> str:
@@ -126,17 +136,18 @@ class Merging:
     def _planned_pieces(self) -> Iterator[Piece]:
         for name, planned in self._plan.tensors.items():
             target = self._head_name if name == HEAD else self._plan.prefix + name
-            linear = name.removesuffix(".weight")
-            if linear in self._changed:
-                yield self._merged_piece(linear, target, planned)
-            elif len(planned.shape) == 1:
-                yield self._norm_piece(target, planned)
-            elif self._form == "hugging-face" and is_quantised(planned.format):
-                yield self._matrix_piece(linear, target, planned, self._rows)
-            else:
-                yield self._copied_piece(target, planned.name)
+            yield self._planned_piece(name.removesuffix(".weight"), target, planned)
         if self._is_untied:
-            yield self._merged_piece("lm_head", self._head_name, self._plan.tensors[EMBEDDING])
+            yield self._planned_piece(_HEAD, self._head_name, self._plan.tensors[EMBEDDING])
+
+    def _planned_piece(self, layer: str, target: str, planned: PlannedTensor) -> Piece:
+        if layer in self._changed:
+            return self._merged_piece(layer, target, planned)
+        if len(planned.shape) == 1:
+            return self._norm_piece(target, planned)
+        if self._form == "hugging-face" and is_quantised(planned.format):
+            return self._matrix_piece(layer, target, planned, self._rows)
+        return self._copied_piece(target, planned.name)
 
     def _other_pieces(self) -> Iterator[Piece]:
         if self._form == "gguf":
@@ -203,16 +214,19 @@ class Merging:
 
     def _merged_piece(self, linear: str, target: str, planned: PlannedTensor) -> Piece:
         a, b = self._parts_of(linear)
-        # d = C128 over the rank of B[n][j] A[j][k]: the rows of B through a matrix that is A's transpose.
+        matrix = self._matrices[linear]
+        # d = C128 over the rank of B[n][j] A[j][k]: rows of B through a matrix that is A's transpose, or,
+        # of the table of an embedding, which has a row for each of A's columns, those through B.
+        along, through = (a.T, b) if matrix.is_embedding else (b, a.T)
         across: list[Matrix] = []
 
         def rows(weight: Matrix, first: int, last: int) -> Floats:
             ops = self._ops
             if not across:
-                across.append(ops.matrix(ops.from_host(np.ascontiguousarray(a.T)), name=linear))
+                across.append(ops.matrix(ops.from_host(np.ascontiguousarray(through)), name=linear))
             w = ops.embed(weight, np.arange(first, last, dtype=np.int32), None, name=linear)
-            d = ops.linear(ops.from_host(np.ascontiguousarray(b[first:last])), across[0], name=linear)
-            return ops.to_host(ops.add_scaled(w, d, self._scale, name=linear))
+            d = ops.linear(ops.from_host(np.ascontiguousarray(along[first:last])), across[0], name=linear)
+            return ops.to_host(ops.add_scaled(w, d, matrix.scale, name=linear))
 
         return self._matrix_piece(linear, target, planned, rows)
 
@@ -249,8 +263,8 @@ class Merging:
             raise _not_finite(linear, first + row, "bfloat16") from None
 
     def _parts_of(self, linear: str) -> tuple[Floats, Floats]:
-        a, b = (self._tensors[parameter_key(f"{linear}.lora_{part}")] for part in "AB")
-        return a, b
+        key_a, key_b = self._matrices[linear].keys
+        return self._tensors[key_a], self._tensors[key_b]
 
     def _stored(self, planned: PlannedTensor) -> StoredTensor:
         return StoredTensor(

@@ -1,4 +1,4 @@
-"""Which linear layers an adapter lies on: a configuration held against a model. Pure."""
+"""Which layers an adapter lies on: a configuration held against a model. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from mens_core.adapters.keys import parameter_key
 from mens_core.float32 import exact, nearest, nearest_root
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
-from vox_plugin_api.messages import AdapterConfig
+from vox_plugin_api.messages import AdapterConfig, RankAndAlpha
 
 __all__ = ["AdaptedMatrix", "AdapterPlan", "plan_adapter"]
 
@@ -18,14 +19,29 @@ _MOST_MATRICES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMatrix:
-    """A linear layer that gets an update."""
+    """A layer that gets an update."""
 
     name: str
     """Of the layer: "layers.0.self_attn.q_proj"."""
     number: int
     """Its place in the bytewise order of the adapter's keys."""
     rows: int
+    """Outputs; of the embedding, its width."""
     columns: int
+    """Inputs; of the embedding, its tokens."""
+    rank: int
+    scale: float
+    """A float32 value; 0 where alpha is, which `plan_adapter` takes of an adapter that is served only."""
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether its A is looked up by token instead of multiplied."""
+        return self.name == EMBEDDING_LAYER
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The keys of its A [rank, columns] and its B [rows, rank]."""
+        return parameter_key(f"{self.name}.lora_A"), parameter_key(f"{self.name}.lora_B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +51,17 @@ class AdapterPlan:
     config: AdapterConfig
     matrices: tuple[AdaptedMatrix, ...]
     """By number."""
-    scale: float
-    """A float32 value; 0 where alpha is, which `plan_adapter` takes of an adapter that is served only."""
     dropout: float
     """A float32 value."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """The shape of every tensor by its key, keys in bytewise order."""
-        rank = self.config.rank
         shapes = {}
         for matrix in self.matrices:
-            shapes[parameter_key(f"{matrix.name}.lora_A")] = (rank, matrix.columns)
-            shapes[parameter_key(f"{matrix.name}.lora_B")] = (matrix.rows, rank)
+            key_a, key_b = matrix.keys
+            shapes[key_a] = (matrix.rank, matrix.columns)
+            shapes[key_b] = (matrix.rows, matrix.rank)
         return dict(sorted(shapes.items(), key=lambda item: item[0].encode()))
 
     @property
@@ -57,24 +71,28 @@ class AdapterPlan:
 
 
 def plan_adapter(
-    config: AdapterConfig, linears: Mapping[str, tuple[int, int]], *, is_served: bool = False
+    config: AdapterConfig, layers: Mapping[str, tuple[int, int]], *, is_served: bool = False
 ) -> AdapterPlan:
     """Find the layers that the targets name.
 
     Args:
-        linears: (rows, columns) of every linear layer of the model, by name.
+        layers: (outputs, inputs) of every layer of the model that may be adapted, by name.
         is_served: it is not to be trained, so alpha may be 0: such an adapter changes nothing.
 
     Raises:
-        BackendError: `adapter-target`: a target names no layer; `adapter-scale`: alpha and rank
-            give a factor that float32 doesn't hold. Nothing was begun.
+        BackendError: `adapter-target`: a target or an exception names no layer; `adapter-scale`: an
+            alpha and its rank give a factor that float32 doesn't hold. Nothing was begun.
     """
     chosen: set[str] = set()
     for target in config.targets:
-        found = [name for name in linears if name == target or name.endswith(f".{target}")]
+        found = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not found:
-            raise _no_such_target(target, linears)
+            raise _no_such_target(target, layers)
         chosen.update(found)
+    for name in config.exceptions:
+        if name not in layers:
+            raise _no_such_target(name, layers)
+        chosen.add(name)
     names = sorted(chosen, key=lambda name: parameter_key(f"{name}.lora_A").encode())
     if len(names) > _MOST_MATRICES:
         raise BackendError(
@@ -82,39 +100,40 @@ def plan_adapter(
             f"an adapter may lie on {_MOST_MATRICES} matrices; {len(names)} were named and nothing was done",
             facts={"matrices": len(names), "limit": _MOST_MATRICES},
         )
-    scale = 0.0 if is_served and config.alpha == 0 else _scale(config)
-    matrices = tuple(AdaptedMatrix(name, number, *linears[name]) for number, name in enumerate(names))
-    return AdapterPlan(config, matrices, scale, float(exact(config.dropout)))
+    common = RankAndAlpha(rank=config.rank, alpha=config.alpha)
+    matrices = []
+    for number, name in enumerate(names):
+        by = config.exceptions.get(name, common)
+        scale = 0.0 if is_served and by.alpha == 0 else _scale(name, by, config.rank_stabilised)
+        matrices.append(AdaptedMatrix(name, number, *layers[name], by.rank, scale))
+    return AdapterPlan(config, tuple(matrices), float(exact(config.dropout)))
 
 
-def _scale(config: AdapterConfig) -> float:
-    alpha = exact(config.alpha)
+def _scale(name: str, by: RankAndAlpha, rank_stabilised: bool) -> float:
+    alpha = exact(by.alpha)
     try:
-        if config.rank_stabilised:
-            scale = nearest_root(alpha * alpha / config.rank)
-        else:
-            scale = nearest(alpha / config.rank)
+        scale = nearest_root(alpha * alpha / by.rank) if rank_stabilised else nearest(alpha / by.rank)
     except OverflowError:
         scale = 0.0
     if scale == 0:
         raise BackendError(
             "adapter-scale",
-            f"alpha {config.alpha} with rank {config.rank} gives a factor that float32 doesn't hold; "
+            f"alpha {by.alpha} with rank {by.rank} ({name}) gives a factor that float32 doesn't hold; "
             "nothing was done",
-            facts={"alpha": config.alpha, "rank": config.rank},
+            facts={"layer": name, "alpha": by.alpha, "rank": by.rank},
             remedy="Choose an alpha near the rank.",
         )
     return scale
 
 
-def _no_such_target(target: str, linears: Mapping[str, tuple[int, int]]) -> BackendError:
-    known = sorted({name.rpartition(".")[2] for name in linears})
-    near = difflib.get_close_matches(target, [*known, *linears], n=1)
+def _no_such_target(target: str, layers: Mapping[str, tuple[int, int]]) -> BackendError:
+    known = sorted({name.rpartition(".")[2] for name in layers})
+    near = difflib.get_close_matches(target, [*known, *layers], n=1)
     hint = f" (there is {near[0]!r})" if near else ""
+    whole = next((name for name in layers if "." in name), target)
     return BackendError(
         "adapter-target",
-        f"no linear layer of this model is called {target!r}{hint}; nothing was done",
+        f"no layer of this model that takes an update is called {target!r}{hint}; nothing was done",
         facts={"target": target, "known": known},
-        remedy=f"Targets are {', '.join(known)}, or whole names such as {next(iter(linears))!r}."
-        + (" Of tied embeddings, lm_head is the head alone." if target == "embed_tokens" else ""),
+        remedy=f"Targets are {', '.join(known)}, or whole names such as {whole!r}.",
     )

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from mens_core.adapters.file import read_tensors
 from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families import ModelConfig, expected_shapes
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD
 from vox_plugin_api.messages import AdapterParams
 
-__all__ = ["ServedAdapter", "linear_shapes", "read_adapter"]
+__all__ = ["ServedAdapter", "layer_shapes", "read_adapter"]
 
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -32,18 +33,23 @@ class ServedAdapter:
     """By our keys."""
     digest: str
     """Of the tensors (docs/numerics.md)."""
+    file: Path
+    copies: Mapping[str, str]
+    """Keys in the file of what it holds of the base's own weights, by layer (`copies`)."""
     warnings: tuple[str, ...]
 
 
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (rows, columns) of every linear layer by name, as `Model.linears` has them."""
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return (outputs, inputs) of every layer that takes an update, as `Model.layer_shapes` has them."""
     suffix = ".weight"
     shapes = {
         name.removesuffix(suffix): (shape[0], shape[1])
         for name, shape in expected_shapes(config).items()
         if len(shape) == 2 and name != EMBEDDING
     }
-    return {**shapes, HEAD.removesuffix(suffix): (config.vocab_size, config.hidden_size)}
+    shapes[HEAD.removesuffix(suffix)] = (config.vocab_size, config.hidden_size)
+    shapes[EMBEDDING_LAYER] = (config.hidden_size, config.vocab_size)
+    return shapes
 
 
 def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
@@ -56,17 +62,29 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
     """
     path = Path(params.file)
     _check_digest(path, params.digest)
-    plan = plan_adapter(params.config, linear_shapes(config), is_served=True)
+    plan = plan_adapter(params.config, layer_shapes(config), is_served=True)
+    table = (config.vocab_size, config.hidden_size)
+    unknown = sorted(set(params.base_copies) - {EMBEDDING_LAYER, HEAD.removesuffix(".weight")})
+    if unknown:
+        raise BackendError(
+            "adapter-tensors",
+            f"{path} is said to hold copies of {', '.join(unknown[:5])}; those of embed_tokens and lm_head "
+            "are compared, no others, and nothing was taken from it",
+            facts={"file": str(path), "orphans": unknown[:100]},
+        )
+    others = dict.fromkeys(params.base_copies.values(), table)
     try:
-        tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES)
+        tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES, others=others)
     except BackendError as error:
         raise _with_rank(error, params, path) from error
     warnings = []
-    if plan.scale == 0:
+    if all(matrix.scale == 0 for matrix in plan.matrices):
         warnings.append("the adapter's alpha is 0: it changes nothing, and answers are the base model's")
-    elif not any(values.any() for key, values in tensors.items() if ".lora_B." in key):
-        warnings.append("every lora_B of the adapter is zero: it changes nothing, as before its first step")
-    return ServedAdapter(plan, tensors, adapter_digest(tensors), tuple(warnings))
+    elif not any(all(tensors[key].any() for key in matrix.keys) for matrix in plan.matrices):
+        warnings.append("every update of the adapter is zero: it changes nothing, as before its first step")
+    return ServedAdapter(
+        plan, tensors, adapter_digest(tensors), path, dict(params.base_copies), tuple(warnings)
+    )
 
 
 def _check_digest(path: Path, expected: str) -> None:

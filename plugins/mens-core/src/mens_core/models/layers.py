@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mens_core.models.linear import Linear, Lora, adapted
+from mens_core.models.linear import Embedding, Linear, Lora, adapted
 from mens_core.models.passes import ForwardPass, TrainingPass
-from mens_core.ops import AttentionSpec, Matrix, Ops, RotaryTable, Tensor
+from mens_core.ops import AttentionSpec, Ops, RotaryTable, Tensor
 from mens_core.rotary import attention_factor, frequencies
 from mens_core.weights import Weights
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.families.model_config import Activation, AttentionKind, ModelConfig
 from vox_plugin_api.families.rope import Rope
 
@@ -185,29 +186,31 @@ class GatedMlp:
 class Head:
     """Token embedding at one end; final norm, output matrix and softcap at the other."""
 
-    embedding: Matrix
+    embedding: Embedding
     output: Linear
     norm: Norm
-    embed_scale: float | None
     softcap: float | None
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights) -> Head:
         """Load embedding and output; tied, they are one matrix."""
-        table = weights.linear("embed_tokens")
+        table = weights.linear(EMBEDDING_LAYER)
         return cls(
-            embedding=table.weight,
+            embedding=Embedding(table.name, table.weight, table.shape, config.embed_scale),
             output=replace(table, name="lm_head")
             if config.tie_word_embeddings
             else weights.linear("lm_head"),
             norm=Norm.load(config, weights, "norm"),
-            embed_scale=config.embed_scale,
             softcap=config.logit_softcap,
         )
 
     def embed(self, run: ForwardPass) -> Tensor:
         """The batch's token ids to [N, D]."""
-        return run.ops.embed(self.embedding, run.batch.token_ids, self.embed_scale, name="embed_tokens")
+        return run.embed(self.embedding)
+
+    def embed_backward(self, run: TrainingPass, dy: Tensor) -> None:
+        """From the gradient of embedded rows [N, D] to those of the embedding's update, if there is one."""
+        run.embed_backward(self.embedding, dy)
 
     def logits(self, run: ForwardPass, hidden: Tensor) -> Tensor:
         """[L, D] to [L, V]."""
@@ -225,8 +228,11 @@ class Head:
         return self.norm.backward(run, run.linear_backward(self.output, dy))
 
     def adapted(self, loras: Mapping[str, Lora]) -> Head:
-        """Return the same head with an update on its output matrix, or without; the embedding has none."""
-        return replace(self, output=adapted(self.output, loras))
+        """Return the same head with these updates on its two ends, and no others.
+
+        Tied ends are one matrix with two names: an update lies on the end that it is named for.
+        """
+        return replace(self, embedding=adapted(self.embedding, loras), output=adapted(self.output, loras))
 
 
 def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:

@@ -1,4 +1,4 @@
-"""A named weight matrix, and the low-rank update that may lie on it.
+"""A named weight matrix, or a table of rows, and the low-rank update that may lie on it.
 
 The update is two thin products beside the base's and one rounded multiply and add; it is never
 folded into the weight.
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from mens_core.ops import Matrix
 
-__all__ = ["Linear", "Lora", "adapted"]
+__all__ = ["Embedding", "Linear", "Lora", "adapted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The update ``scale * (x A^T) B^T`` of one linear layer.
+    """The update ``scale * (x A^T) B^T`` of one layer.
 
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
     """
 
     a: Matrix
-    """[rank, columns]"""
+    """[rank, columns]; of an embedding turned, [tokens, rank]: its rows are looked up."""
     b: Matrix
     """[rows, rank]"""
     scale: float
@@ -48,6 +49,22 @@ class Linear:
     lora: Lora | None = None
 
 
-def adapted(linear: Linear, loras: Mapping[str, Lora]) -> Linear:
-    """Return `linear` with the update that is there for its name, or without one."""
-    return replace(linear, lora=loras.get(linear.name))
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A row for each token, plus the row of the update if there is one."""
+
+    name: str
+    weight: Matrix
+    shape: tuple[int, int]
+    """(tokens, width)"""
+    scale: float | None
+    """Multiplies the sum of both; None: 1."""
+    lora: Lora | None = None
+
+
+Adaptable = TypeVar("Adaptable", Linear, Embedding)
+
+
+def adapted(layer: Adaptable, loras: Mapping[str, Lora]) -> Adaptable:
+    """Return the layer with the update that is there for its name, or without one."""
+    return replace(layer, lora=loras.get(layer.name))

@@ -14,6 +14,7 @@ from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
 from mens_core.wishes import Reading, Wish
+from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.families.model_config import ModelConfig
 
 __all__ = ["Layer", "Model", "RowFault", "StepResult"]
@@ -127,12 +128,19 @@ class Model:
         return StepResult(logits, _first_per_row(faults), tuple(readings))
 
     def adapted(self, loras: Mapping[str, Lora]) -> Model:
-        """Return the same weights with these updates, by the names of linear layers, and no others."""
+        """Return the same weights with these updates, by the names of their layers, and no others."""
         return replace(
             self,
             head=self.head.adapted(loras),
             layers=tuple(layer.adapted(loras) for layer in self.layers),
         )
+
+    @property
+    def layer_shapes(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of every layer that takes an update; the embedding's inputs are its tokens."""
+        tokens, width = self.head.embedding.shape
+        shapes = {name: linear.shape for name, linear in self.linears.items()}
+        return {**shapes, EMBEDDING_LAYER: (width, tokens)}
 
     @property
     def linears(self) -> dict[str, Linear]:

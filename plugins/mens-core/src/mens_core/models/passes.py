@@ -1,7 +1,7 @@
 """How a model's parts run: what a forward pass does around the operators, in service and training.
 
 The parts of a model (`layers`) are written once and say what they compute. A pass supplies the
-batch and the cache, puts adapters on linear layers and, in training, keeps what the backward
+batch and the cache, puts adapters on layers and, in training, keeps what the backward
 needs. `ForwardPass` serves; `TrainingPass` runs the same operators on the same values.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mens_core.models.linear import Linear
+from mens_core.models.linear import Embedding, Linear
 from mens_core.ops import AttentionSpec, Batch, Ints, KvCache, Ops, Tensor
 from mens_core.training_ops import AttentionSaved, DropoutKey, TrainingOps
 
@@ -27,6 +27,18 @@ class ForwardPass:
         self.ops = ops
         self.batch = batch
         self.cache = cache
+
+    def embed(self, embedding: Embedding) -> Tensor:
+        """The batch's token ids to [N, D], with the update; the scale multiplies both."""
+        ops, ids, name, lora = self.ops, self.batch.token_ids, embedding.name, embedding.lora
+        if lora is None or lora.is_zero:
+            return ops.embed(embedding.weight, ids, embedding.scale, name=name)
+        adapting = cast(TrainingOps, ops)
+        row = ops.embed(embedding.weight, ids, None, name=name)
+        u = ops.embed(lora.a, ids, None, name=f"{name}.lora_A")
+        v = ops.linear(u, lora.b, name=f"{name}.lora_B")
+        row = adapting.add_scaled(row, v, lora.scale, name=f"{name}.adapted")
+        return row if embedding.scale is None else adapting.scale(row, embedding.scale, name=f"{name}.scaled")
 
     def linear(self, linear: Linear, x: Tensor) -> Tensor:
         """[N, columns] to [N, rows], with the layer's update."""
@@ -198,6 +210,26 @@ class TrainingPass(ForwardPass):
         for linear, dx in zip(linears[1:], others, strict=True):
             total = self.ops.add(total, dx, name=f"{linear.name}.sum.backward")
         return total
+
+    def embed_backward(self, embedding: Embedding, dy: Tensor) -> None:
+        """Give away the gradients of the embedding's update, if there is one; dy: [N, D].
+
+        Nothing is kept for it: all that it needs of the forward are rows of A, looked up again.
+        """
+        ops, name, lora = self.ops, embedding.name, embedding.lora
+        if lora is None:
+            return
+        ids, starts = self.batch.token_ids, self._rows.starts
+        if embedding.scale is not None:
+            dy = ops.scale(dy, embedding.scale, name=f"{name}.scaled.backward")
+        dv = ops.scale(dy, lora.scale, name=f"{name}.lora_B.backward")
+        du = ops.linear_backward(dv, lora.b, name=f"{name}.lora_A.backward")
+        u = ops.embed(lora.a, ids, None, name=f"{name}.lora_A")
+        tokens, _ = embedding.shape
+        self._give(
+            f"{name}.lora_A", ops.embed_backward(du, ids, starts, tokens, name=f"{name}.lora_A.gradient")
+        )
+        self._give(f"{name}.lora_B", ops.example_products(dv, u, starts, name=f"{name}.lora_B.gradient"))
 
     def attention_backward(self, dy: Tensor, spec: AttentionSpec, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values."""
