@@ -192,7 +192,7 @@ def test_a_tree_never_holds_more_sums_than_were_counted(together):
         tree, most = ExampleTree(lambda a, b: a + b), 0
         starts = [*range(0, examples, together), examples]
         for first, end in pairwise(starts):
-            most = max(most, len(tree._whole))
+            most = max(most, len(tree.nodes()))
             for _ in range(first, end):
                 tree.push(1)
         assert most <= _most_partial_sums(examples, together), examples
@@ -322,3 +322,14 @@ def test_the_estimate_is_above_the_measured_peak_and_near_it(tmp_path, demo_mode
     arguments = (str(demo_model), str(tokens), ",".join(targets), str(rank), str(tmp_path))
     found = json.loads(run_program(PROGRAM, *arguments))
     assert 0.8 * found["total"] <= max(found["peaks"].values()) <= found["total"], found
+
+
+def test_no_share_of_a_step_holds_more_sums_than_were_counted():
+    from mens_core.training_plan import _most_nodes
+
+    for examples in range(2, 40):
+        for first in range(examples):
+            tree = ExampleTree(lambda a, b: a + b, first=first)
+            for _ in range(first, examples):
+                tree.push(1)
+                assert len(tree.nodes()) <= _most_nodes(examples)

@@ -20,7 +20,7 @@ from vox_plugin_api.framing import FrameChannel, ProtocolError, decode_to_worker
 from vox_plugin_api.installed import InstalledPlugin, describe_range, find_plugin
 from vox_plugin_api.request_loop import EXIT_HOST_GONE, RequestLoop, internal_error
 
-__all__ = ["FD_VARIABLE", "main"]
+__all__ = ["FD_VARIABLE", "die_with_parent", "main"]
 
 FD_VARIABLE = "VOX_PLUGIN_FD"
 EXIT_USAGE = 2
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         )
         return EXIT_USAGE
     _point_stdout_at_stderr()
-    _die_with_host()
+    die_with_parent(os.getppid())
     faulthandler.enable(file=sys.stderr)
 
     channel = FrameChannel(fd)
@@ -72,19 +72,18 @@ def _point_stdout_at_stderr() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _die_with_host() -> None:
-    """Have the kernel kill this process when its host dies, whoever holds the GIL then.
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the process that started it dies, whoever holds the GIL then.
 
     Elsewhere than on Linux the host's watchdog process does it. Both are needed only once
     plugin code runs: before that, the handshake's read sees the host's end close.
     """
     if sys.platform != "linux":
         return
-    host = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != host:  # it died before it could be tied to us
+    if os.getppid() != parent:  # it died before it could be tied to us
         os._exit(EXIT_HOST_GONE)
 
 

@@ -32,7 +32,13 @@ from vox_plugin_api.framing import (
 )
 from vox_plugin_api.resident import resident_bytes
 
-__all__ = ["HEARTBEAT_INTERVAL_S", "RequestLoop", "internal_error"]
+__all__ = [
+    "EXIT_HOST_GONE",
+    "EXIT_PROTOCOL_BREACH",
+    "HEARTBEAT_INTERVAL_S",
+    "RequestLoop",
+    "internal_error",
+]
 
 HEARTBEAT_INTERVAL_S = 1.0
 EXIT_HOST_GONE = 10

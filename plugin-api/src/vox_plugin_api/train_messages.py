@@ -70,6 +70,8 @@ class TrainPlanParams(Message):
     """Of a step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """As in `TrainBeginParams`."""
+    devices: int = Field(default=1, ge=1)
+    """As in `TrainBeginParams`."""
 
 
 class TrainPlanResult(Message):
@@ -81,7 +83,8 @@ class TrainPlanResult(Message):
 
 
 class TrainMemory(Message):
-    """Bytes that the worker holds at the fullest moment of a run, if every example is the longest."""
+    """Bytes held at the fullest moment of a run, if every example is the longest: by the worker, or by that
+    of its ranks which holds most, each on a device of its own."""
 
     place: Literal["host", "device"]
     """Whose memory it is."""
@@ -93,6 +96,7 @@ class TrainMemory(Message):
     """Their sum: no step, evaluation, save or resume of the run takes more."""
     examples_at_once: int
     rows_at_once: int
+    devices: int = 1
 
 
 class TrainBeginParams(Message):
@@ -107,7 +111,10 @@ class TrainBeginParams(Message):
     resume_dir: str | None = None
     """The folder; it holds all of the above, so none of it may be given."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Examples to run at once; None: as the worker likes. Changes memory and time, no bit."""
+    """Examples to run at once, on each device; None: as the worker likes. Changes memory and time, no bit."""
+    devices: int = Field(default=1, ge=1)
+    """Devices of one kind that share each step's examples; the worker starts a process for each but its own.
+    Changes time, no bit."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainBeginParams:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 LOCAL_PARAMS = frozenset(
     {
+        "devices",
         "model_dir",
         "threads",
         "memory_bytes",

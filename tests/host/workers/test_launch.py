@@ -4,6 +4,7 @@ INHERITED = {
     "PATH": "/bin",
     "HOME": "/home/a",
     "LC_ALL": "C.UTF-8",
+    "NCCL_P2P_DISABLE": "1",
     "CUDA_VISIBLE_DEVICES": "1",
     "VOX_API_KEY": "secret",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -12,6 +13,7 @@ INHERITED = {
     "LD_PRELOAD": "/evil.so",
     "SSH_AUTH_SOCK": "/run/agent",
     "LCX": "not a locale",
+    "NCCLX": "not NCCL's",
     "HTTPS_PROXY": "http://user:secret@proxy",
 }
 
@@ -22,6 +24,7 @@ def test_a_worker_gets_the_allowed_names_and_no_other() -> None:
         "PATH": "/bin",
         "HOME": "/home/a",
         "LC_ALL": "C.UTF-8",
+        "NCCL_P2P_DISABLE": "1",
         "CUDA_VISIBLE_DEVICES": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import vox_host
 from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_record, vendor_of
+from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
 from vox_host.runs.base_tensors import base_key_map
@@ -122,13 +123,16 @@ async def open_trainer(
 
 
 async def check_memory(
-    settings: Settings, machine: Machine, prepared: Prepared, opened: OpenTrainer
+    settings: Settings, machine: Machine, prepared: Prepared, opened: OpenTrainer, *, devices: int = 1
 ) -> t.TrainMemory:
     """Ask the worker what the run takes at most, and hold it against what was free before it started.
 
+    Args:
+        devices: that share each step; each one needs the room.
+
     Raises:
         UsageError: it does not fit; the numbers are in it.
-        VoxError: the worker refuses the adapter.
+        VoxError: the worker refuses the adapter, or the number of devices.
     """
     options = prepared.options
     plan = await opened.client.plan(
@@ -137,11 +141,20 @@ async def check_memory(
             longest_example=prepared.dataset.longest,
             examples=options.batch_size,
             micro_batch_size=options.micro_batch_size,
+            devices=devices,
         )
     )
     memory = plan.memory
+    if memory.devices != devices:
+        # A worker of an older version passes over what it doesn't know.
+        raise UsageError(
+            "not-supported",
+            f'plugin "{prepared.chosen.plugin_id}" trains on {memory.devices} device, and {devices} were '
+            "asked for; nothing was trained",
+            remedy="Leave --devices out, or update the plugin.",
+        )
     place: Vendor = "cpu" if memory.place == "host" else vendor_of(prepared.chosen)
-    budget, source = memory_budget_of(settings, machine, place)
+    budget, source = memory_budget_of(settings, machine, place, devices=devices)
     check_room(memory.kinds, memory.total, budget, source)
     return memory
 
@@ -212,8 +225,10 @@ async def run_training(
     opened: OpenTrainer,
     report: Reporter,
     should_stop: Callable[[], bool],
+    *,
+    devices: int = 1,
 ) -> Outcome:
-    """Drive the run to its end; whoever calls holds it.
+    """Drive the run to its end, each step shared by so many devices; whoever calls holds it.
 
     Raises:
         VoxError: see `drive`.
@@ -229,6 +244,7 @@ async def run_training(
         publish=publisher.publish,
         report=report,
         should_stop=should_stop,
+        devices=devices,
     )
     return await drive(job, opened.client)
 

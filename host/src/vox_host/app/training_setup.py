@@ -275,13 +275,16 @@ def _choose(
     return resolution, request.numerics or default
 
 
-def memory_budget_of(settings: Settings, machine: Machine, vendor: Vendor) -> tuple[int | None, str]:
-    """Return the bytes that a run may plan with on this kind of device, and where the number is from."""
+def memory_budget_of(
+    settings: Settings, machine: Machine, vendor: Vendor, *, devices: int = 1
+) -> tuple[int | None, str]:
+    """Return the bytes that a run may plan with on each device of this kind, and where the number is from."""
     return memory_budget(
         machine,
         vendor,
         unified_reserve_bytes=settings.unified_memory_reserve_bytes,
         vram_safety=settings.vram_safety,
+        devices=devices,
     )
 
 

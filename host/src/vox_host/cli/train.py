@@ -79,6 +79,14 @@ def train(
         int | None,
         typer.Option("--threads", min=1, help="CPU threads; changes no bit.  [default: all usable]"),
     ] = None,
+    devices: Annotated[
+        int,
+        typer.Option(
+            "--devices",
+            min=1,
+            help="GPUs that share each step, the first ones this process sees; changes no bit.",
+        ),
+    ] = 1,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check everything, load the model, and stop before the first step."),
@@ -92,11 +100,23 @@ def train(
     if resume is not None:
         refuse_with_resume(source, adapter, pace, where)
         facts = _resume(
-            resume, threads, pace.micro_batch_size, dry_run=dry_run, rows=preview_rows, is_quiet=json
+            resume,
+            _Means(threads, devices),
+            pace.micro_batch_size,
+            dry_run=dry_run,
+            rows=preview_rows,
+            is_quiet=json,
         )
     else:
         facts = _begin(
-            source, adapter, pace, where, threads, dry_run=dry_run, rows=preview_rows, is_quiet=json
+            source,
+            adapter,
+            pace,
+            where,
+            _Means(threads, devices),
+            dry_run=dry_run,
+            rows=preview_rows,
+            is_quiet=json,
         )
     if json:
         print_json(facts)
@@ -104,12 +124,20 @@ def train(
         raise typer.Exit(128 + facts["signal"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """With what a run is computed today: no bit depends on it, so another day it may be other."""
+
+    threads: int | None
+    devices: int
+
+
 def _begin(
     source: SourceOptions,
     adapter: AdapterOptions,
     pace: PaceOptions,
     where: WhereOptions,
-    threads: int | None,
+    means: _Means,
     *,
     dry_run: bool,
     rows: int,
@@ -152,8 +180,8 @@ def _begin(
         return show_preview(prepared, rows, is_quiet=is_quiet)
 
     async def run() -> dict[str, Any]:
-        async with open_trainer(settings, prepared, threads=threads) as opened:
-            memory = await check_memory(settings, machine, prepared, opened)
+        async with open_trainer(settings, prepared, threads=means.threads) as opened:
+            memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
             show_memory(memory, is_quiet=is_quiet)
             record = run_record(prepared, opened.load)
             if dry_run:
@@ -171,7 +199,7 @@ def _begin(
 
 def _resume(
     path: Path,
-    threads: int | None,
+    means: _Means,
     micro_batch_size: int | None,
     *,
     dry_run: bool,
@@ -192,8 +220,8 @@ def _resume(
             return show_preview(prepared, rows, is_quiet=is_quiet)
 
         async def go_on() -> dict[str, Any]:
-            async with open_trainer(settings, prepared, threads=threads) as opened:
-                memory = await check_memory(settings, machine, prepared, opened)
+            async with open_trainer(settings, prepared, threads=means.threads) as opened:
+                memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
                 show_memory(memory, is_quiet=is_quiet)
                 if dry_run:
                     return settled_facts(prepared, record, memory)
@@ -224,7 +252,9 @@ async def _drive(
     report = LineReport(prepared.options.steps) if is_quiet else make_report(prepared.options.steps)
     try:
         with _stop_on_signal(report) as stop:
-            outcome = await run_training(run, prepared, record, opened, report, stop.is_asked)
+            outcome = await run_training(
+                run, prepared, record, opened, report, stop.is_asked, devices=memory.devices
+            )
     finally:
         report.close()
     # A device's memory is not this process's to look into; the worker's own is.

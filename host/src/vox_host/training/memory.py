@@ -15,9 +15,12 @@ __all__ = ["check_room", "memory_budget", "peak_resident_bytes"]
 
 
 def memory_budget(
-    machine: Machine, vendor: Vendor, *, unified_reserve_bytes: int, vram_safety: float
+    machine: Machine, vendor: Vendor, *, unified_reserve_bytes: int, vram_safety: float, devices: int = 1
 ) -> tuple[int | None, str]:
-    """Return the bytes that a run may plan with on this kind of device, and where the number is from.
+    """Return the bytes that a run may plan with on each device of this kind, and where the number is from.
+
+    Args:
+        devices: that the run uses, the first ones that are visible; the one with the least room counts.
 
     None: the device's memory is not known. Taken before the worker is started, so that its own weights
     are not counted twice.
@@ -28,11 +31,14 @@ def memory_budget(
     visible = [device for device in machine.devices if device.kind == vendor and device.is_visible]
     if not visible:
         return None, "no such device was seen"
-    budget = device_budget_bytes(
-        visible[0], unified_reserve_bytes=unified_reserve_bytes, vram_safety=vram_safety
-    )
-    how = "less the desktop's reserve" if visible[0].is_unified else f"times {vram_safety:g}"
-    return budget, f"free memory of {visible[0].name}, {how}"
+    budgets = [
+        device_budget_bytes(device, unified_reserve_bytes=unified_reserve_bytes, vram_safety=vram_safety)
+        for device in visible[:devices]
+    ]
+    known = [budget for budget in budgets if budget is not None]
+    least = visible[budgets.index(min(known))] if known else visible[0]
+    how = "less the desktop's reserve" if least.is_unified else f"times {vram_safety:g}"
+    return min(known, default=None), f"free memory of {least.name}, {how}"
 
 
 def check_room(estimate: Mapping[str, int], total_bytes: int, budget_bytes: int | None, source: str) -> None:

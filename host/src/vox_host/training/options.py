@@ -99,10 +99,12 @@ class TrainingOptions(BaseModel):
             dropout=self.dropout,
         )
 
-    def begin(self, *, resume_dir: str | None = None) -> t.TrainBeginParams:
+    def begin(self, *, resume_dir: str | None = None, devices: int = 1) -> t.TrainBeginParams:
         """Return the request that begins the run, or goes on from a checkpoint's folder."""
         if resume_dir is not None:
-            return t.TrainBeginParams(resume_dir=resume_dir, micro_batch_size=self.micro_batch_size)
+            return t.TrainBeginParams(
+                resume_dir=resume_dir, micro_batch_size=self.micro_batch_size, devices=devices
+            )
         return t.TrainBeginParams(
             adapter=self.adapter,
             optimizer=t.OptimizerConfig(
@@ -117,6 +119,7 @@ class TrainingOptions(BaseModel):
             ),
             seed=self.seed,
             micro_batch_size=self.micro_batch_size,
+            devices=devices,
         )
 
 

@@ -65,6 +65,8 @@ _ALLOWED = frozenset(
         "HIP_VISIBLE_DEVICES",
     }
 )  # fmt: skip
+_ALLOWED_FAMILIES = ("LC_", "NCCL_")
+"""NCCL's say how the GPUs of a machine may reach each other, which its owner knows."""
 _ALWAYS = {
     # A .pyc written beside a source would change the installed tree that was verified.
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -81,5 +83,9 @@ def worker_environment(
     Names are allowed, not forbidden: keys and tokens that a host holds have any name at all, and
     none of them is a worker's business.
     """
-    allowed = {name: value for name, value in inherited.items() if name in _ALLOWED or name[:3] == "LC_"}
+    allowed = {
+        name: value
+        for name, value in inherited.items()
+        if name in _ALLOWED or name.startswith(_ALLOWED_FAMILIES)
+    }
     return {**allowed, **_ALWAYS, **extra, "VOX_PLUGIN_FD": str(descriptor)}

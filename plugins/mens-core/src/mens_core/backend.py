@@ -24,6 +24,8 @@ from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, St
 from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
+    from mens_core.models.model import Model
+    from mens_core.peers.wire import PeerSetup
     from mens_core.training import TrainingRun
     from vox_plugin_api import train_messages as t
     from vox_plugin_api.merge_messages import MergeParams
@@ -41,6 +43,7 @@ class MensBackend(Backend):
         self_test: Callable[[], m.SelfTestResult],
         *,
         make_training_lane: Callable[[Ops], TrainingOps] | None = None,
+        peers: PeerSetup | None = None,
         default_kv_bytes: int = DEFAULT_KV_BYTES,
         lane_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
@@ -51,6 +54,7 @@ class MensBackend(Backend):
             make_training_lane: makes the lane that trains on weights which another lane of the
                 same kind loaded, when training begins or an adapter is served; None: the serving lane,
                 if it can.
+            peers: how training runs on several devices, in a lane that can.
             default_kv_bytes: the KV cache's budget when a request names none.
             lane_options: the options that the lane takes, each with its values for the error's text; any
                 other is refused. The lane refuses values.
@@ -59,11 +63,14 @@ class MensBackend(Backend):
         self._make_lane = make_lane
         self._self_test = self_test
         self._make_training_lane = make_training_lane
+        self.peers = peers
         self._default_kv_bytes = default_kv_bytes
         self._lane_options = lane_options
         self._served: Served | None = None
         self._training: TrainingRun | None = None
+        self._loaded_with: m.LoadModelParams | None = None
         self._is_loading = False
+        self._is_beginning = False
 
     def self_test(self, params: m.SelfTestParams) -> Reply:
         started = time.perf_counter()
@@ -95,6 +102,7 @@ class MensBackend(Backend):
         self._is_loading = True
         try:
             self._served = yield from self._load(params)
+            self._loaded_with = params
         finally:
             self._is_loading = False
         yield Reply(self._served.result, self._served.observation)
@@ -142,25 +150,65 @@ class MensBackend(Backend):
 
     def train_plan(self, params: t.TrainPlanParams) -> Stream:
         served = self._require_model()
+        self._check_devices(params.devices)
         from mens_core.training import answer_plan
 
         yield answer_plan(params, served.loaded, self._training_lane(served.ops))
 
     def train_begin(self, params: t.TrainBeginParams) -> Stream:
         served = self._require_model()
-        if self._training is not None:
+        if self._training is not None or self._is_beginning:
             raise BackendError(
                 "training-begun",
                 "this worker trains one adapter and has begun; nothing was changed",
                 remedy="Unload the model to end that training, or start another worker.",
             )
-        from mens_core.training import TrainingRun
+        self._check_devices(params.devices)
+        from mens_core.training import begin_run
 
-        ops = self._training_lane(served.ops)
-        self._training = TrainingRun(
-            params, served.loaded.model, ops, model_digest=served.result.model_digest
-        )
-        yield self._training.begun()
+        if self._loaded_with is None:
+            raise AssertionError("a model that is served was loaded with something")
+        self._is_beginning = True
+        try:
+            run = yield from begin_run(
+                params,
+                served.loaded.model,
+                self._training_lane(served.ops),
+                self.info,
+                loaded_with=self._loaded_with,
+                peers=self.peers,
+            )
+        finally:
+            self._is_beginning = False
+        if self._served is not served:
+            run.end()
+            raise BackendError("model-unloaded", "the model was unloaded while the training began")
+        self._training = run
+        yield run.begun()
+
+    def lend(self) -> tuple[Model, TrainingOps, m.LoadResult]:
+        """Return the loaded model, a lane that trains on its weights, and what the load told: for a rank."""
+        served = self._require_model()
+        return served.loaded.model, self._training_lane(served.ops), served.result
+
+    def _check_devices(self, devices: int) -> None:
+        if devices == 1:
+            return
+        if self.peers is None:
+            raise BackendError(
+                "not-supported",
+                f"lane {self.info.lane!r} trains on one device, {devices} were asked for; nothing was begun",
+                facts={"requested": devices},
+                remedy="Leave the number of devices out; no bit depends on it.",
+            )
+        there = self.peers.devices()
+        if there < devices:
+            raise BackendError(
+                "devices-missing",
+                f"{devices} devices were asked for and this worker can use {there}; nothing was begun",
+                facts={"requested": devices, "found": there},
+                remedy=f"Ask for {there}: no bit depends on it. CUDA_VISIBLE_DEVICES may hide GPUs.",
+            )
 
     def train_step(self, params: t.TrainStepParams) -> Stream:
         return self._require_training().step(params)

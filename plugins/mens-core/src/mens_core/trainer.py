@@ -8,33 +8,40 @@ trainer's state is exchanged when every value is known to be finite.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mens_core.adapters.apply import from_lane, make_loras, to_lane
 from mens_core.adapters.initial import initial_tensors
-from mens_core.adapters.keys import adapter_digest, parameter_key
+from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
-from mens_core.differentiate import Score, differentiate, score
+from mens_core.differentiate import Score
 from mens_core.example_tree import ExampleTree
 from mens_core.float32 import exact, nearest
-from mens_core.micro_batches import Example, cut, pack
+from mens_core.micro_batches import Example
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
 from mens_core.non_finite import not_finite
 from mens_core.ops import Tensor
 from mens_core.schedule import BetaPowers, adamw_constants, learning_rate
+from mens_core.scoring import score_examples
+from mens_core.step_gradients import sum_gradients
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule
 
+if TYPE_CHECKING:  # loaded where a training runs on several devices
+    from mens_core.peers.team import Team
+
 __all__ = ["StepOutcome", "Trainer", "TrainerConfig", "TrainerState"]
 
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,21 +98,24 @@ class Trainer:
         *,
         state: TrainerState | None = None,
         micro_batch_size: int | None = None,
+        team: Team | None = None,
     ) -> None:
         """Begin with first values from the seed, or go on from a state.
 
         Args:
             model: its weights are `ops`' own.
             micro_batch_size: examples at once; None: as many as a bound on rows allows.
+            team: the other devices, if the step is shared with some.
 
         Raises:
-            BackendError: the adapter doesn't fit the model (`plan_adapter`).
+            BackendError: the adapter doesn't fit the model (`plan_adapter`), or a rank was lost.
         """
         self.config = config
         self.plan = self.plan_for(model, config)
         self.micro_batch_size = micro_batch_size
         self._ops = ops
         self._base = replace(model, ops=ops)
+        self._team = team
         if state is None:
             first_values = initial_tensors(self.plan, config.seed)
             zeros = {key: np.zeros_like(value) for key, value in first_values.items()}
@@ -138,6 +148,8 @@ class Trainer:
         values = {key: slot.value for key, slot in slots.items()}
         model = self._base.adapted(make_loras(self._ops, self.plan, values))
         digest = adapter_digest(from_lane(self._ops, values))
+        if self._team is not None:
+            self._team.install(values, digest)
         # Nothing below can fail: before it, all is as it was.
         self._slots, self.model, self.adapter_digest = dict(slots), model, digest
 
@@ -147,7 +159,7 @@ class Trainer:
         """Take one optimizer step, yielding on the way; until it returns, nothing has changed.
 
         Raises:
-            BackendError: `non-finite`; the step was not taken.
+            BackendError: `non-finite`, or a rank was lost; the step was not taken.
         """
         try:
             return (yield from self._train_step(examples))
@@ -186,28 +198,41 @@ class Trainer:
     def _sum_gradients(
         self, examples: Sequence[Example]
     ) -> Generator[None, None, tuple[np.float32, dict[str, Tensor]]]:
-        ops, rate = self._ops, self.plan.dropout
-        dropout = Dropout(rate, self.config.seed, self.step) if rate else None
-        trees: dict[str, ExampleTree[Tensor]] = {}
+        ops, rate, team = self._ops, self.plan.dropout, self._team
+        asked = None if team is None else team.ask("step", self.step, examples, self.adapter_digest)
+        mine = range(len(examples)) if asked is None else asked.mine
+        found = yield from self._beside(
+            sum_gradients(
+                self.model,
+                ops,
+                list(self.plan.shapes),
+                examples[mine.start : mine.stop],
+                micro_batch_size=self.micro_batch_size,
+                dropout=Dropout(rate, self.config.seed, self.step) if rate else None,
+            )
+        )
+        if team is not None and asked is not None:
+            yield from team.join(asked, found)
         losses = ExampleTree[Tensor](lambda a, b: ops.add(a, b, name="loss.sum"))
-
-        def take(parameter: str, gradients: list[Tensor]) -> None:
-            key = parameter_key(parameter)
-            tree = trees.get(key)
-            if tree is None:
-                tree = trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name=f"{key}.sum"))
-            for gradient in gradients:
-                tree.push(gradient)
-
-        for together in cut(examples, self.micro_batch_size):
-            micro = pack(examples[together.start : together.stop], together.start)
-            found = yield from differentiate(self.model, ops, micro, dropout, take)
-            for loss in found:
-                losses.push(ops.from_host(np.array([[loss]], found.dtype)))
-        sums = {key: trees[key].total() for key in self.plan.shapes}
-        loss = np.float32(ops.to_host(losses.total())[0, 0])
+        for loss in found.losses:
+            losses.push(ops.from_host(np.array([[loss]], loss.dtype)))
+        # Popped as they are summed: the parts of one parameter go before the next one's sum is made.
+        sums = {key: found.trees.pop(key).total() for key in self.plan.shapes}
+        total = np.float32(ops.to_host(losses.total())[0, 0])
         self._refuse_faults()
-        return loss, sums
+        return total, sums
+
+    def _beside(self, work: Generator[None, None, T]) -> Generator[None, None, T]:
+        """Do this rank's work; a rank that is lost meanwhile is told at once."""
+        look: Callable[[], None] = _nothing if self._team is None else self._team.look
+        while True:
+            try:
+                next(work)
+            except StopIteration as stop:
+                made: T = stop.value
+                return made
+            look()
+            yield
 
     def _average(self, sums: dict[str, Tensor], trained: int) -> dict[str, Tensor]:
         share = nearest(Fraction(1, trained))
@@ -262,8 +287,26 @@ class Trainer:
             BackendError: `non-finite`.
         """
         self._ops.take_faults()
-        scores: list[Score] = []
-        for together in cut(examples, self.micro_batch_size):
-            micro = pack(examples[together.start : together.stop], together.start, whole=digests)
-            scores += yield from score(self.model, self._ops, micro, digests=digests)
+        team = self._team
+        asked = (
+            None
+            if team is None
+            else team.ask("evaluate", self.step, examples, self.adapter_digest, logits_digest=digests)
+        )
+        mine = range(len(examples)) if asked is None else asked.mine
+        scores = yield from self._beside(
+            score_examples(
+                self.model,
+                self._ops,
+                examples[mine.start : mine.stop],
+                micro_batch_size=self.micro_batch_size,
+                digests=digests,
+            )
+        )
+        if team is not None and asked is not None:
+            scores += yield from team.scores(asked)
         return scores
+
+
+def _nothing() -> None:
+    pass

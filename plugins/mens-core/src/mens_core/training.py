@@ -5,21 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mens_core.micro_batches import Example, read_examples
 from mens_core.models.load import LoadedModel
 from mens_core.models.model import Model
 from mens_core.run_state import read_run, read_state, save_run
-from mens_core.trainer import Trainer, TrainerConfig
+from mens_core.trainer import Trainer, TrainerConfig, TrainerState
 from mens_core.training_ops import TrainingOps
 from mens_core.training_plan import plan_step
+from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
-from vox_plugin_api.backend import BackendError, Reply, Stream
+from vox_plugin_api.backend import BackendError, BackendInfo, Reply, Stream
 from vox_plugin_api.resident import resident_bytes
 
-__all__ = ["TrainingRun", "answer_plan"]
+if TYPE_CHECKING:  # loaded where a training runs on several devices
+    from mens_core.peers.team import Team
+    from mens_core.peers.wire import PeerSetup
+
+__all__ = ["TrainingRun", "answer_plan", "begin_run"]
 
 T = TypeVar("T")
 
@@ -41,33 +47,117 @@ def answer_plan(params: t.TrainPlanParams, loaded: LoadedModel, ops: TrainingOps
     )
 
 
+def begin_run(
+    params: t.TrainBeginParams,
+    model: Model,
+    ops: TrainingOps,
+    info: BackendInfo,
+    *,
+    loaded_with: m.LoadModelParams,
+    peers: PeerSetup | None,
+) -> Generator[None, None, TrainingRun]:
+    """Make first values or read those of a save, and start the other devices' processes if there are some.
+
+    Args:
+        model: on `ops`, loaded with `loaded_with`; the other ranks load it likewise.
+        peers: None: the lane has one device, and `params` ask for one.
+
+    Raises:
+        BackendError: the adapter or the save doesn't fit the model, or a rank can't take part; nothing
+            was begun.
+    """
+    started = time.perf_counter()
+    digest = loaded_with.model_digest
+    state = None
+    if params.resume_dir is not None:
+        folder = Path(params.resume_dir)
+        saved = read_state(folder, model_digest=digest)
+        config = saved.config
+        state = read_run(folder, saved, Trainer.plan_for(model, config).shapes)
+    else:
+        config = _new_config(params)
+    team = None
+    if params.devices > 1 and peers is not None:
+        team = yield from _start_team(params, config, model, ops, info, loaded_with, peers)
+    try:
+        run = TrainingRun(
+            model,
+            ops,
+            config,
+            model_digest=digest,
+            state=state,
+            micro_batch_size=params.micro_batch_size,
+            team=team,
+        )
+    except BaseException:
+        if team is not None:
+            team.end(is_whole=False)
+        raise
+    run.begin_s = time.perf_counter() - started
+    return run
+
+
+def _start_team(
+    params: t.TrainBeginParams,
+    config: TrainerConfig,
+    model: Model,
+    ops: TrainingOps,
+    info: BackendInfo,
+    loaded_with: m.LoadModelParams,
+    peers: PeerSetup,
+) -> Generator[None, None, Team]:
+    from mens_core.peers.messages import Load
+    from mens_core.peers.ranks import facts_of_rank
+    from mens_core.peers.team import Team
+
+    # What a rank shows is the base's: an adapter in service is none of the training's business.
+    base = replace(model.adapted({}), ops=ops)
+    load = Load(
+        model=loaded_with.model_copy(update={"adapter": None}),
+        adapter=config.adapter,
+        seed=config.seed,
+        micro_batch_size=params.micro_batch_size,
+    )
+    return (
+        yield from Team.start(
+            peers,
+            params.devices,
+            load,
+            ops,
+            facts_of_rank(info, base, ops, loaded_with.model_digest),
+            Trainer.plan_for(model, config).shapes,
+        )
+    )
+
+
 class TrainingRun:
     """An adapter in training, from `train_begin` to the end of the model it lies on."""
 
     def __init__(
-        self, params: t.TrainBeginParams, model: Model, ops: TrainingOps, *, model_digest: str
+        self,
+        model: Model,
+        ops: TrainingOps,
+        config: TrainerConfig,
+        *,
+        model_digest: str,
+        state: TrainerState | None = None,
+        micro_batch_size: int | None = None,
+        team: Team | None = None,
     ) -> None:
-        """Make first values, or read those of a save.
+        """Make first values, or take those of `state`.
 
         Raises:
-            BackendError: the adapter or the save doesn't fit the model; nothing was begun.
+            BackendError: the adapter doesn't fit the model, or a rank was lost.
         """
-        started = time.perf_counter()
-        state = None
-        if params.resume_dir is not None:
-            folder = Path(params.resume_dir)
-            saved = read_state(folder, model_digest=model_digest)
-            config = saved.config
-            state = read_run(folder, saved, Trainer.plan_for(model, config).shapes)
-        else:
-            config = _new_config(params)
-        self._trainer = Trainer(model, ops, config, state=state, micro_batch_size=params.micro_batch_size)
+        self._team = team
+        self._trainer = Trainer(model, ops, config, state=state, micro_batch_size=micro_batch_size, team=team)
+        self.begin_s = 0.0
+        """What beginning took, for the report."""
         self._model_digest = model_digest
         self._vocab_size = model.config.vocab_size
         self._context_length = model.config.context_length
         self._is_busy = False
         self._has_ended = False
-        self._begin_s = time.perf_counter() - started
 
     def begun(self) -> Reply:
         """Return what will be trained."""
@@ -78,7 +168,9 @@ class TrainingRun:
             parameters=trainer.plan.parameters,
             adapter_digest=trainer.adapter_digest,
         )
-        return Reply(result, {"begin_s": self._begin_s})
+        return Reply(
+            result, {"begin_s": self.begin_s, "devices": 1 if self._team is None else self._team.ranks}
+        )
 
     def step(self, params: t.TrainStepParams) -> Stream:
         """Take one optimizer step."""
@@ -135,8 +227,10 @@ class TrainingRun:
             )
 
     def end(self) -> None:
-        """Let no request of this run go on."""
+        """Let no request of this run go on, and the other devices' processes end."""
         self._has_ended = True
+        if self._team is not None:
+            self._team.end()
 
     def _read(self, examples: list[t.TrainExample]) -> list[Example]:
         return read_examples(examples, vocab_size=self._vocab_size, context_length=self._context_length)

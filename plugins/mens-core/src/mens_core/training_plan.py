@@ -20,6 +20,7 @@ from mens_core.micro_batches import ROWS_AT_ONCE, Example, cut, pack
 from mens_core.models.linear import Lora
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
+from mens_core.peers.ranks import in_parts
 from mens_core.sized_ops import Kind, Meter, Sized, SizedOps
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
@@ -28,6 +29,8 @@ from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams
 __all__ = ["StepPlan", "plan_step"]
 
 
+_RANK_BYTES = 512 << 20
+"""What a library takes on a device to carry bytes to other devices."""
 _RESERVE_BYTES = 32 << 20
 """For modules that training loads, stacks, and what allocators keep; a sixteenth of the rest comes on top."""
 
@@ -76,6 +79,9 @@ def plan_step(
     kinds.update(by_kind)
     kinds["workspace"] = work
     kinds["reserve"] = _RESERVE_BYTES + (sum(by_kind.values()) + work) // 16
+    if params.devices > 1:
+        kinds["transfer"] = _transfer_bytes(adapter, params.examples)
+        kinds["reserve"] += _RANK_BYTES if ops.memory_place == "device" else 0
     if ops.memory_place == "host" and process_bytes is not None:
         kinds["process"] = max(0, process_bytes - weights)
     memory = TrainMemory(
@@ -84,6 +90,7 @@ def plan_step(
         total=sum(kinds.values()),
         examples_at_once=together,
         rows_at_once=example.rows * together,
+        devices=params.devices,
     )
     return StepPlan(adapter, memory)
 
@@ -140,6 +147,8 @@ def _micro_batch(
     meter = Meter()
     adapted, ops = _adapted(meter, model, lane, adapter)
     partial = _most_partial_sums(params.examples, together)
+    if params.devices > 1:
+        partial = max(partial, _most_nodes(params.examples))
     trees: dict[str, ExampleTree[Sized]] = {}
     for key, shape in adapter.shapes.items():
         held = [Sized(meter, "gradients", shape) for _ in range(partial)]
@@ -197,6 +206,17 @@ def _most_partial_sums(examples: int, together: int) -> int:
     """Sums that a tree holds when the fullest micro-batch of a step begins, at most."""
     last = (examples - 1) // together * together
     return last.bit_length()
+
+
+def _most_nodes(examples: int) -> int:
+    """Sums that a tree over some neighbours of a step holds before the last of them, at most."""
+    return max(1, 2 * (examples - 1).bit_length() - 2)
+
+
+def _transfer_bytes(adapter: AdapterPlan, examples: int) -> int:
+    """What crosses at once, and lies beside the sums it is added to."""
+    parts = [sum(math.prod(adapter.shapes[key]) for key in keys) for keys in in_parts(adapter.shapes)]
+    return 4 * max(parts) * _most_nodes(examples)
 
 
 def _weight_bytes(model: Model, parameters: int) -> int:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 from vox_plugin_api.backend import Backend, BackendError, BackendInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mens_core.ops import Ops
+    from mens_core.peers.wire import Place, Wire
     from mens_core.training_ops import TrainingOps
 
 __all__ = ["backend", "refuse_options"]
@@ -31,8 +32,10 @@ def backend() -> Backend:
     # Imported when the worker calls, so that importing the entry point costs and breaks nothing.
     from mens_core.backend import MensBackend
     from mens_core.conformance.quick import self_test
+    from mens_core.peers.wire import PeerSetup
     from mens_core.weights_fit import check_fit, weight_bytes
-    from mens_torch_cuda.start import free_memory, start
+    from mens_torch_cuda.ranks import gpu_of_rank, launched
+    from mens_torch_cuda.start import count_gpus, free_memory, start
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
     started = start(os.environ)
@@ -58,6 +61,20 @@ def backend() -> Backend:
 
         return CudaTrainingOps(started.device, cast(CudaOps, serving))
 
+    def open_wire(place: Place, ops: TrainingOps, look: Callable[[], None]) -> Wire:
+        # Imported when a training on several GPUs begins.
+        from mens_torch_cuda.wire import TorchWire
+
+        return TorchWire(place, ops, look, kind="nccl")
+
+    peers = PeerSetup(
+        entry=f"{__name__}:backend",
+        devices=count_gpus,
+        environment=lambda rank: gpu_of_rank(rank, os.environ),
+        open_wire=open_wire,
+        launched=launched,
+    )
+
     def test_operators() -> SelfTestResult:
         return self_test(started.lane)
 
@@ -68,7 +85,9 @@ def backend() -> Backend:
         numerics=("canonical",),
         capabilities=("generate", "evaluate", "trace", "train", "adapters"),
     )
-    return MensBackend(info, make_lane_for, test_operators, make_training_lane=make_training_lane)
+    return MensBackend(
+        info, make_lane_for, test_operators, make_training_lane=make_training_lane, peers=peers
+    )
 
 
 def refuse_options(options: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from mens_torch_cuda.gpu import Gpu, find_gpu
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 
-__all__ = ["Started", "free_memory", "start"]
+__all__ = ["Started", "count_gpus", "free_memory", "start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +58,10 @@ def free_memory() -> tuple[int, int]:
 
     free, total = torch.cuda.mem_get_info()
     return int(free), int(total)
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this process sees; what they can do is looked at by whoever uses one."""
+    import torch
+
+    return torch.cuda.device_count()

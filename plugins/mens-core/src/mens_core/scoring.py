@@ -1,0 +1,36 @@
+"""The losses of neighbouring examples, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from mens_core.differentiate import Score, score
+from mens_core.micro_batches import Example, cut, pack
+from mens_core.models.model import Model
+from mens_core.training_ops import TrainingOps
+
+__all__ = ["score_examples"]
+
+
+def score_examples(
+    model: Model,
+    ops: TrainingOps,
+    examples: Sequence[Example],
+    *,
+    first: int = 0,
+    micro_batch_size: int | None,
+    digests: bool,
+) -> Generator[None, None, list[Score]]:
+    """Return each example's score, yielding on the way.
+
+    Args:
+        first: number of the first of these examples in the request.
+
+    Raises:
+        BackendError: `non-finite`.
+    """
+    scores: list[Score] = []
+    for together in cut(examples, micro_batch_size):
+        micro = pack(examples[together.start : together.stop], first + together.start, whole=digests)
+        scores += yield from score(model, ops, micro, digests=digests)
+    return scores

@@ -1,0 +1,66 @@
+"""The gradients of a run of neighbouring examples of a step: what one device computes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mens_core.adapters.keys import parameter_key
+from mens_core.differentiate import differentiate
+from mens_core.example_tree import ExampleTree
+from mens_core.micro_batches import Example, cut, pack
+from mens_core.models.model import Model
+from mens_core.models.passes import Dropout
+from mens_core.ops import Tensor
+from mens_core.training_ops import TrainingOps
+
+__all__ = ["Gradients", "sum_gradients"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What some examples give."""
+
+    losses: list[np.float32]
+    """Of each example, summed over its trained tokens."""
+    trees: dict[str, ExampleTree[Tensor]]
+    """By the parameter's key."""
+
+
+def sum_gradients(
+    model: Model,
+    ops: TrainingOps,
+    keys: Sequence[str],
+    examples: Sequence[Example],
+    *,
+    first: int = 0,
+    micro_batch_size: int | None,
+    dropout: Dropout | None,
+) -> Generator[None, None, Gradients]:
+    """Return losses and gradients, yielding on the way.
+
+    Args:
+        keys: of the adapter's parameters.
+        first: number of the first of these examples in the step.
+
+    Raises:
+        BackendError: `non-finite`, naming operator and example.
+    """
+
+    def a_tree(key: str) -> ExampleTree[Tensor]:
+        return ExampleTree(lambda a, b: ops.add(a, b, name=f"{key}.sum"), first=first)
+
+    trees = {key: a_tree(key) for key in keys}
+    losses: list[np.float32] = []
+
+    def take(parameter: str, gradients: list[Tensor]) -> None:
+        tree = trees[parameter_key(parameter)]
+        for gradient in gradients:
+            tree.push(gradient)
+
+    for together in cut(examples, micro_batch_size):
+        micro = pack(examples[together.start : together.stop], first + together.start)
+        losses.extend((yield from differentiate(model, ops, micro, dropout, take)))
+    return Gradients(losses, trees)

@@ -1,0 +1,267 @@
+"""One training on several processes: the bytes of one, and what is said when a process is lost or differs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.gloo_ranks import PLANT, a_backend
+from fixtures.processes import still_alive
+from lanes.tiny_models import BY_FAMILY, write_model
+from lanes.training import a_config, some_examples
+from mens_core.example_tree import ExampleTree
+from mens_core.peers import team
+from mens_core.peers.sharing import shares
+from vox_plugin_api import messages as m
+from vox_plugin_api import train_messages as t
+from vox_plugin_api.backend import BackendError
+
+pytest.importorskip("torch.distributed")
+CONFIG = a_config(("q_proj", "down_proj", "lm_head"), dropout=0.25)
+NEW = t.TrainBeginParams(
+    adapter=CONFIG.adapter,
+    optimizer=t.OptimizerConfig(learning_rate=1e-2, max_gradient_norm=0.5),
+    seed=7,
+)
+LENGTHS = (5, 12, 3, 140, 2, 9, 4)
+STEP = t.TrainStepParams(examples=some_examples(LENGTHS))
+SMALL = BY_FAMILY["qwen3"] | {"num_hidden_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "other", SMALL, seed=4)
+    return write_model(folder / "model", SMALL, seed=3)
+
+
+def loaded(model_dir, *args, **named):
+    backend = a_backend(*args, **named)
+    for _ in backend.load_model(m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32)):
+        pass
+    return backend
+
+
+def answers(stream):
+    return [reply.result for reply in stream if reply is not None]
+
+
+def begun(model_dir, devices, params=NEW, **named):
+    backend = loaded(model_dir, **named)
+    list(backend.train_begin(params.model_copy(update={"devices": devices})))
+    return backend
+
+
+def failure(stream) -> m.WorkerError:
+    with pytest.raises(BackendError) as caught:
+        list(stream)
+    return caught.value.error
+
+
+def ranks() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def run(backend, folder):
+    """Take steps of different sizes, an evaluation among them, and save; return all that is compared."""
+    told = []
+    for at, lengths in enumerate((LENGTHS, (4,), (3, 5), LENGTHS[:6])):
+        told += answers(backend.train_step(t.TrainStepParams(examples=some_examples(lengths, seed=at))))
+    told += answers(backend.train_evaluate(t.TrainEvaluateParams(examples=STEP.examples, logits_digest=True)))
+    told += answers(backend.train_save(t.TrainSaveParams(folder=str(folder))))
+    backend.unload(m.UnloadParams())
+    return told, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --- what changes no bit ---------------------------------------------------------------------
+
+
+def spelled(a: str, b: str) -> str:
+    return f"({a}+{b})"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=70), st.integers(1, 9))
+def test_the_nodes_of_any_shares_make_the_tree_of_one(rows, count):
+    alone, together = ExampleTree(spelled), ExampleTree(spelled)
+    for i in range(len(rows)):
+        alone.push(str(i))
+    parts = shares(rows, count)
+    assert [i for part in parts for i in part] == list(range(len(rows)))
+    assert len(parts) == count and parts[0]
+    for part in parts:
+        tree = ExampleTree(spelled, first=part.start)
+        for i in part:
+            tree.push(str(i))
+        for level, node in tree.nodes():
+            together.push(node, level)
+    assert together.total() == alone.total()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=70), st.integers(1, 9))
+def test_no_share_is_longer_than_its_part_by_more_than_an_example(rows, count):
+    for part in shares(rows, count):
+        assert sum(rows[i] for i in part) * count < sum(rows) + count * max(rows)
+
+
+def test_a_node_is_pushed_only_where_one_begins():
+    tree = ExampleTree(spelled)
+    tree.push("0")
+    with pytest.raises(ValueError, match="begins no node of level 1"):
+        tree.push("12", 1)
+
+
+def test_part_of_a_step_has_no_total():
+    tree = ExampleTree(spelled, first=2)
+    tree.push("2")
+    with pytest.raises(ValueError, match="begins with its first example"):
+        tree.total()
+
+
+@pytest.mark.parametrize(("lane", "counts"), [("rows", (2,)), ("mens-cpu-ref", (2, 3))])
+def test_the_bytes_are_those_of_one_process(model_dir, tmp_path, lane, counts):
+    if lane == "mens-cpu-ref":
+        pytest.importorskip("mens_cpu_ref.library").load_library()
+    alone = run(begun(model_dir, 1, lane=lane), tmp_path / "1")
+    for count in counts:
+        size = NEW.model_copy(update={"micro_batch_size": count})
+        backend = begun(model_dir, count, size, lane=lane)
+        assert len(ranks()) == count - 1
+        assert run(backend, tmp_path / str(count)) == alone
+        assert still_alive(ranks(), 5) == []
+
+
+def test_a_run_goes_on_on_another_number_of_devices(model_dir, tmp_path):
+    def steps(backend, seeds):
+        for seed in seeds:
+            (found,) = answers(
+                backend.train_step(t.TrainStepParams(examples=some_examples(LENGTHS, seed=seed)))
+            )
+        return found
+
+    expected = steps(begun(model_dir, 1), range(3))
+    first = begun(model_dir, 2)
+    steps(first, range(1))
+    list(first.train_save(t.TrainSaveParams(folder=str(tmp_path / "run"))))
+    first.unload(m.UnloadParams())
+    resumed = t.TrainBeginParams(resume_dir=str(tmp_path / "run"))
+    assert steps(begun(model_dir, 1, resumed), range(1, 3)) == expected
+
+
+def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):
+    backend, alone = begun(model_dir, 2), begun(model_dir, 1)
+    for stop in (1, 3):
+        running = backend.train_step(t.TrainStepParams(examples=some_examples(LENGTHS, seed=9)))
+        for _ in range(stop):
+            next(running)
+        running.close()
+    assert answers(backend.train_step(STEP)) == answers(alone.train_step(STEP))
+    backend.unload(m.UnloadParams())
+
+
+# --- what goes wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plant", "code", "says"),
+    [
+        ("digest", "peer-differs", "another model_digest"),
+        ("weights", "peer-differs", "another logits_digest"),
+        ("self-test", "self-test-failed", "rank 1: the device of rank 1 failed 1 cases"),
+        ("refuses", "device-too-old", "rank 1: the GPU is too old"),
+        ("ends", "peer-lost", "rank 1 of the training"),
+    ],
+)
+def test_a_rank_that_is_not_right_is_refused_at_the_start(model_dir, plant, code, says):
+    backend = loaded(model_dir, environment={PLANT: f"{plant}:1"})
+    error = failure(backend.train_begin(NEW.model_copy(update={"devices": 3})))
+    assert error.code == code
+    assert says in error.message
+    assert error.facts["rank"] == 1
+    assert still_alive(ranks(), 5) == []
+    # Nothing was begun: one device does.
+    list(backend.train_begin(NEW))
+    assert answers(backend.train_step(STEP))[0].step == 1
+
+
+def test_a_rank_that_is_killed_ends_the_step_and_nothing_hangs(model_dir, tmp_path):
+    backend = begun(model_dir, 3, environment={PLANT: "killed:2"})
+    before = answers(backend.train_save(t.TrainSaveParams(folder=str(tmp_path / "before"))))
+    error = failure(backend.train_step(STEP))
+    assert (error.code, error.facts["rank"], error.facts["signal"]) == ("peer-lost", 2, signal.SIGKILL)
+    assert error.message.startswith("step 1 was not taken and the adapter is unchanged: rank 2 ")
+    assert still_alive(ranks(), 5) == []
+    assert failure(backend.train_step(STEP)).code == "peer-lost"
+    after = answers(backend.train_save(t.TrainSaveParams(folder=str(tmp_path / "after"))))
+    assert after == before
+    backend.unload(m.UnloadParams())
+    list(backend.load_model(m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32)))
+    list(backend.train_begin(t.TrainBeginParams(resume_dir=str(tmp_path / "after"))))
+    assert answers(backend.train_step(STEP)) == answers(begun(model_dir, 1).train_step(STEP))
+
+
+@pytest.mark.parametrize("when", ["between steps", "in the midst of one"])
+def test_a_rank_may_be_killed_at_any_time(model_dir, when):
+    backend = begun(model_dir, 2)
+    running = backend.train_step(STEP)
+    if when != "between steps":
+        next(running)
+    ranks()[0].kill()
+    assert failure(running).code == "peer-lost"
+    assert still_alive(ranks(), 5) == []
+
+
+def test_a_rank_that_says_nothing_is_given_up(model_dir, monkeypatch):
+    monkeypatch.setattr(team, "SILENCE_S", 1.5)
+    backend = begun(model_dir, 2, environment={PLANT: "stopped:1"})
+    error = failure(backend.train_step(STEP))
+    assert error.code == "peer-lost"
+    assert "has said nothing for" in error.message
+    assert still_alive(ranks(), 5) == []
+
+
+def test_an_error_of_a_rank_s_own_is_told_as_its_and_the_training_goes_on(model_dir):
+    backend = begun(model_dir, 2, environment={PLANT: "wrong:1"})
+    error = failure(backend.train_step(STEP))
+    assert (error.code, error.facts["rank"], error.facts["step"]) == ("non-finite", 1, 1)
+    assert answers(backend.train_step(STEP)) == answers(begun(model_dir, 1).train_step(STEP))
+    backend.unload(m.UnloadParams())
+
+
+def test_ranks_end_with_the_process_that_started_them(model_dir, tmp_path):
+    """SIGKILL: no handler of rank 0 runs."""
+    parent = os.fork()
+    if parent == 0:
+        begun(model_dir, 2)
+        (tmp_path / "pid").write_text(str(ranks()[0].pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
+    number = int(Path(tmp_path / "pid").read_text())
+    found = [psutil.Process(number)] if psutil.pid_exists(number) else []
+    assert still_alive(found, 5) == []
+
+
+def test_more_devices_than_there_are_is_refused(model_dir):
+    backend = loaded(model_dir, devices=2)
+    for stream in (
+        backend.train_begin(NEW.model_copy(update={"devices": 3})),
+        backend.train_plan(
+            t.TrainPlanParams(adapter=CONFIG.adapter, longest_example=9, examples=4, devices=3)
+        ),
+    ):
+        error = failure(stream)
+        assert (error.code, error.facts) == ("devices-missing", {"requested": 3, "found": 2})
+    assert ranks() == []
+
+
+def test_a_lane_of_one_device_says_so(model_dir):
+    backend = loaded(model_dir)
+    backend.peers = None
+    assert failure(backend.train_begin(NEW.model_copy(update={"devices": 2}))).code == "not-supported"
