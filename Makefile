@@ -108,6 +108,7 @@ mutants: native
 CUDA_PYTHON ?= $(or $(wildcard .venv-cuda/bin/python),$(PYTHON))
 test-cuda:
 	@$(CUDA_PYTHON) tests/gpu/check_lane.py
+	@$(CUDA_PYTHON) tests/gpu/check_ranks.py
 
 # In a Python for arm64 that has torch. Example: make test-metal METAL_PYTHON=/opt/torch/bin/python
 METAL_PYTHON ?= $(or $(wildcard .venv-metal/bin/python),$(PYTHON))

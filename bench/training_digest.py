@@ -1,11 +1,14 @@
-"""The adapter that 100 steps of 8 x 32 tokens give, as a digest: one for every lane, cut and thread count.
+"""The adapter that 100 steps of 8 x 32 tokens give, as a digest: one for every lane, cut and count of GPUs.
 
     python bench/training_digest.py --model MODEL_DIR [--plugin mens_cpu_ref] [--steps 100] \\
-        [--micro-batch 1,2,4,8] [--threads 1,2] [--out FILE]
+        [--micro-batch 1,2,4,8] [--threads 1,2] [--devices 1,2] [--out FILE]
+    torchrun --nproc-per-node 2 bench/training_digest.py --model MODEL_DIR --plugin mens_torch_cuda \\
+        --devices 2
 
 Runs a plugin's backend in this process (its packages must be importable), once for each micro-batch
-size and thread count, and prints a line of JSON for each; ends with status 1 where two digests
-differ, or where one isn't that of `--expect FILE`. Everything that decides bits is in here: tokens
+size, thread count and number of devices, and prints a line of JSON for each; ends with status 1 where
+two digests differ, or where one isn't that of `--expect FILE`. The other devices' processes are started
+by the backend, or are those of torchrun. Everything that decides bits is in here: tokens
 are words of SHA-256, rank 8 on all linear layers, dropout, clipping, a cosine schedule.
 """
 
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -43,7 +48,7 @@ def examples_of(step: int, vocab_size: int) -> list[t.TrainExample]:
     return made
 
 
-def new_run(micro_batch: int) -> t.TrainBeginParams:
+def new_run(micro_batch: int, devices: int) -> t.TrainBeginParams:
     """Return the run's configuration."""
     return t.TrainBeginParams(
         adapter=t.AdapterConfig(rank=8, alpha=16.0, targets=TARGETS, dropout=0.05),
@@ -51,16 +56,19 @@ def new_run(micro_batch: int) -> t.TrainBeginParams:
         schedule=t.Schedule(kind="cosine", warmup_steps=10, total_steps=SCHEDULE_STEPS),
         seed=7,
         micro_batch_size=micro_batch,
+        devices=devices,
     )
 
 
-def train(backend: Backend, model: Path, steps: int, micro_batch: int, threads: int) -> dict[str, object]:
+def train(
+    backend: Backend, model: Path, steps: int, micro_batch: int, threads: int, devices: int
+) -> dict[str, object]:
     """Load, train, unload; return what came out."""
     vocab_size = parse_config(read_json_object(model / "config.json")).vocab_size
     load = m.LoadModelParams(model_dir=str(model), model_digest="0" * 64, threads=threads)
     for _ in backend.load_model(load):
         pass
-    for _ in backend.train_begin(new_run(micro_batch)):
+    for _ in backend.train_begin(new_run(micro_batch, devices)):
         pass
     began = time.perf_counter()
     outcomes: list[t.TrainStepResult] = []
@@ -79,6 +87,7 @@ def train(backend: Backend, model: Path, steps: int, micro_batch: int, threads: 
         "steps": steps,
         "micro_batch": micro_batch,
         "threads": threads,
+        "devices": devices,
         "adapter_digest": outcomes[-1].adapter_digest,
         "steps_digest": bits.hexdigest(),
         "first_loss": m.f32_bits(outcomes[0].loss),
@@ -94,9 +103,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--micro-batch", default="1,2,4,8")
     parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--devices", default="1")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     parser.add_argument("--expect", type=Path, help="lines of an earlier run: digests must be equal")
     options = parser.parse_args()
+    is_under_torchrun = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_under_torchrun:
+        ranks = importlib.import_module(f"{options.plugin}.ranks")
+        if os.environ["RANK"] != "0":
+            return int(ranks.serve_trainings(f"{options.plugin}.plugin:backend"))
     backend = importlib.import_module(f"{options.plugin}.plugin").backend()
     expected = []
     if options.expect is not None:
@@ -104,17 +119,19 @@ def main() -> int:
     found = {
         (line["adapter_digest"], line["steps_digest"]) for line in expected if line["steps"] == options.steps
     }
-    for threads in map(int, options.threads.split(",")):
-        for micro_batch in map(int, options.micro_batch.split(",")):
-            made = {
-                "plugin": options.plugin,
-                **train(backend, options.model, options.steps, micro_batch, threads),
-            }
-            found.add((made["adapter_digest"], made["steps_digest"]))
-            print(json.dumps(made), flush=True)
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(made) + "\n")
+    asked = (options.threads, options.micro_batch, options.devices)
+    for threads, micro_batch, devices in itertools.product(*(map(int, text.split(",")) for text in asked)):
+        made = {
+            "plugin": options.plugin,
+            **train(backend, options.model, options.steps, micro_batch, threads, devices),
+        }
+        found.add((made["adapter_digest"], made["steps_digest"]))
+        print(json.dumps(made), flush=True)
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
+    if is_under_torchrun:
+        ranks.dismiss()
     if len(found) != 1:
         print(f"the bytes differ: {len(found)} different outcomes", file=sys.stderr)
         return 1

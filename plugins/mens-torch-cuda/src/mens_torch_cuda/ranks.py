@@ -10,7 +10,7 @@ from typing import Any
 from mens_core.peers.meeting import PLACE_VARIABLE
 from mens_core.peers.wire import Place
 
-__all__ = ["dismiss", "gpu_of_rank", "is_other_rank", "launched", "serve_trainings"]
+__all__ = ["dismiss", "gpu_of_rank", "launched", "serve_trainings"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _WAIT = datetime.timedelta(hours=1)
@@ -52,11 +52,6 @@ def launched(place: Place) -> bool:
         return False
     _Torchrun.tell(str(place.folder))
     return True
-
-
-def is_other_rank(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun started this process for another rank than 0."""
-    return _Torchrun.is_there(environment) and environment["RANK"] != "0"
 
 
 def serve_trainings(entry: str) -> int:
