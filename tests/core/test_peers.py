@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.gloo_ranks import PLANT, a_backend
+from fixtures.gloo_ranks import a_backend
 from fixtures.processes import still_alive
 from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import a_config, some_examples
@@ -125,14 +125,16 @@ def test_part_of_a_step_has_no_total():
         tree.total()
 
 
-@pytest.mark.parametrize(("lane", "counts"), [("rows", (2,)), ("mens-cpu-ref", (2, 3))])
-def test_the_bytes_are_those_of_one_process(model_dir, tmp_path, lane, counts):
+@pytest.mark.parametrize(
+    ("lane", "wire", "counts"), [("rows", "socket", (2,)), ("mens-cpu-ref", "gloo", (3,))]
+)
+def test_the_bytes_are_those_of_one_process(model_dir, tmp_path, lane, wire, counts):
     if lane == "mens-cpu-ref":
         pytest.importorskip("mens_cpu_ref.library").load_library()
     alone = run(begun(model_dir, 1, lane=lane), tmp_path / "1")
     for count in counts:
         size = NEW.model_copy(update={"micro_batch_size": count})
-        backend = begun(model_dir, count, size, lane=lane)
+        backend = begun(model_dir, count, size, lane=lane, wire=wire)
         assert len(ranks()) == count - 1
         assert run(backend, tmp_path / str(count)) == alone
         assert still_alive(ranks(), 5) == []
@@ -180,8 +182,10 @@ def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):
     ],
 )
 def test_a_rank_that_is_not_right_is_refused_at_the_start(model_dir, plant, code, says):
-    backend = loaded(model_dir, environment={PLANT: f"{plant}:1"})
-    error = failure(backend.train_begin(NEW.model_copy(update={"devices": 3})))
+    backend = loaded(model_dir, plant=f"{plant}:1")
+    # One of two, or of three: the other is ended too.
+    devices = 3 if plant == "weights" else 2
+    error = failure(backend.train_begin(NEW.model_copy(update={"devices": devices})))
     assert error.code == code
     assert says in error.message
     assert error.facts["rank"] == 1
@@ -192,7 +196,7 @@ def test_a_rank_that_is_not_right_is_refused_at_the_start(model_dir, plant, code
 
 
 def test_a_rank_that_is_killed_ends_the_step_and_nothing_hangs(model_dir, tmp_path):
-    backend = begun(model_dir, 3, environment={PLANT: "killed:2"})
+    backend = begun(model_dir, 3, plant="killed:2")
     before = answers(backend.train_save(t.TrainSaveParams(folder=str(tmp_path / "before"))))
     error = failure(backend.train_step(STEP))
     assert (error.code, error.facts["rank"], error.facts["signal"]) == ("peer-lost", 2, signal.SIGKILL)
@@ -218,9 +222,28 @@ def test_a_rank_may_be_killed_at_any_time(model_dir, when):
     assert still_alive(ranks(), 5) == []
 
 
+@pytest.mark.parametrize("way", ["receive", "send"])
+def test_a_rank_may_be_killed_while_tensors_cross(model_dir, way):
+    """Its sums never come, or the new values reach nobody: the wire breaks before the line is looked at."""
+    backend = begun(model_dir, 2, wire="gloo" if way == "receive" else "socket")
+    wire = backend._training._team._wire
+    plain = getattr(wire, way)
+
+    def kill_first(*arguments):
+        for rank in ranks():
+            rank.kill()
+        return plain(*arguments)
+
+    setattr(wire, way, kill_first)
+    error = failure(backend.train_step(STEP))
+    assert (error.code, error.facts["rank"], error.facts["signal"]) == ("peer-lost", 1, signal.SIGKILL)
+    assert error.facts["step"] == 1
+    assert still_alive(ranks(), 5) == []
+
+
 def test_a_rank_that_says_nothing_is_given_up(model_dir, monkeypatch):
     monkeypatch.setattr(team, "SILENCE_S", 1.5)
-    backend = begun(model_dir, 2, environment={PLANT: "stopped:1"})
+    backend = begun(model_dir, 2, plant="stopped:1")
     error = failure(backend.train_step(STEP))
     assert error.code == "peer-lost"
     assert "has said nothing for" in error.message
@@ -228,7 +251,7 @@ def test_a_rank_that_says_nothing_is_given_up(model_dir, monkeypatch):
 
 
 def test_an_error_of_a_rank_s_own_is_told_as_its_and_the_training_goes_on(model_dir):
-    backend = begun(model_dir, 2, environment={PLANT: "wrong:1"})
+    backend = begun(model_dir, 2, plant="wrong:1")
     error = failure(backend.train_step(STEP))
     assert (error.code, error.facts["rank"], error.facts["step"]) == ("non-finite", 1, 1)
     assert answers(backend.train_step(STEP)) == answers(begun(model_dir, 1).train_step(STEP))

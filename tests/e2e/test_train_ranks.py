@@ -49,7 +49,7 @@ def backend():
     )
     return made
 """
-OPTIONS = ("--steps", "12", "--save-every", "2", "--eval-every", "5", "--batch-size", "3", "--rank", "2")
+OPTIONS = ("--steps", "8", "--save-every", "1", "--eval-every", "5", "--batch-size", "3", "--rank", "2")
 OPTIONS = (*OPTIONS, "--targets", "q_proj,down_proj", "--dropout", "0.1", "--seed", "3")
 
 
@@ -97,15 +97,15 @@ def test_a_run_loses_a_rank_and_its_host_and_ends_in_the_bytes_of_one_device(lan
     whole, run = lane.home / "whole" / "run", lane.home / "ranks" / "run"
     done = lane.run("train", *new_run(lane, "whole/run", 1), "--json")
     assert done.returncode == 0, done.stderr
-    with begun(lane, *new_run(lane, "ranks/run", 3)) as process:
+    with begun(lane, *new_run(lane, "ranks/run", 2)) as process:
         ranks = ranks_of(process)
-        assert len(ranks) == 2
+        assert len(ranks) == 1
         # Verified bytes run there too: the same interpreter and flags as the worker's.
         assert all(rank.cmdline()[1:3] == ["-I", "-B"] for rank in ranks)
-        ranks[1].kill()
+        ranks[0].kill()
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 5
-    assert "error[peer-lost]" in said and "rank 2 of the training" in said and "ended with signal 9" in said
+    assert "error[peer-lost]" in said and "rank 1 of the training" in said and "ended with signal 9" in said
     assert f"`vox-host train --resume {run}` goes on from step" in said
     assert "Traceback" not in said
     assert still_alive(ranks, 5) == []
@@ -116,7 +116,7 @@ def test_a_run_loses_a_rank_and_its_host_and_ends_in_the_bytes_of_one_device(lan
     assert still_alive(ranks, 5) == []
     done = lane.run("train", "--resume", str(run), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == 12
+    assert json.loads(done.stdout)["step"] == 8
     assert results(run) == results(whole)
 
 
