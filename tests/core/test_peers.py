@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import psutil
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.gloo_ranks import a_backend
+from fixtures.local_ranks import a_backend
 from fixtures.processes import still_alive
 from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import a_config, some_examples
 from mens_core.example_tree import ExampleTree
 from mens_core.peers import team
+from mens_core.peers.messages import Alive, Done
 from mens_core.peers.sharing import shares
+from mens_core.peers.wire import Place
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError
@@ -30,6 +33,8 @@ NEW = t.TrainBeginParams(
     seed=7,
 )
 LENGTHS = (5, 12, 3, 140, 2, 9, 4)
+SIZES = (LENGTHS, (4,), (3, 5), (9,) * 7, (30, 4, 4, 4, 4))
+"""Of each step's examples: one long, fewer than ranks, shares that begin no large node."""
 STEP = t.TrainStepParams(examples=some_examples(LENGTHS))
 SMALL = BY_FAMILY["qwen3"] | {"num_hidden_layers": 1}
 
@@ -71,7 +76,7 @@ def ranks() -> list[psutil.Process]:
 def run(backend, folder):
     """Take steps of different sizes, an evaluation among them, and save; return all that is compared."""
     told = []
-    for at, lengths in enumerate((LENGTHS, (4,), (3, 5), LENGTHS[:6])):
+    for at, lengths in enumerate(SIZES):
         told += answers(backend.train_step(t.TrainStepParams(examples=some_examples(lengths, seed=at))))
     told += answers(backend.train_evaluate(t.TrainEvaluateParams(examples=STEP.examples, logits_digest=True)))
     told += answers(backend.train_save(t.TrainSaveParams(folder=str(folder))))
@@ -157,12 +162,50 @@ def test_a_run_goes_on_on_another_number_of_devices(model_dir, tmp_path):
     assert steps(begun(model_dir, 1, resumed), range(1, 3)) == expected
 
 
+class Line:
+    """Stands in for the line to a rank that says these things, one at a look."""
+
+    rank, pid, heard_s = 1, 1, 0.0
+
+    def __init__(self, *said):
+        self._said, self._heard = list(said), []
+        self._ends = socket.socketpair()
+        self._ends[1].send(b"something to read")
+
+    def look(self):
+        self._heard += self._said[:1]
+        del self._said[:1]
+
+    def take(self):
+        return self._heard.pop() if self._heard else None
+
+    def fileno(self):
+        return self._ends[0].fileno()
+
+    def end(self, within_s):
+        for end in self._ends:
+            end.close()
+
+
+def test_an_answer_to_what_was_dropped_is_not_one(tmp_path):
+    late, own = Done(number=1, losses=[1.0], levels=[0]), Done(number=2, losses=[2.0], levels=[0])
+    ours = team.Team(Place(tmp_path / "place", 0, 2), [Line(late, Alive(), own)])
+    asked = ours._answers(Done, 2)
+    assert [next(asked) for _ in range(3)] == [None] * 3, "a sign of life for each thing that the rank said"
+    with pytest.raises(StopIteration) as ended:
+        next(asked)
+    assert ended.value.value == {1: own}
+    ours.end(is_whole=False)
+
+
 def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):
     backend, alone = begun(model_dir, 2), begun(model_dir, 1)
-    for stop in (1, 3):
+    (link,) = backend._training._team._links
+    for has_answered in (False, True):
         running = backend.train_step(t.TrainStepParams(examples=some_examples(LENGTHS, seed=9)))
-        for _ in range(stop):
-            next(running)
+        next(running)
+        while has_answered and not any(isinstance(said, Done) for said in link._inbox):
+            link.look()
         running.close()
     assert answers(backend.train_step(STEP)) == answers(alone.train_step(STEP))
     backend.unload(m.UnloadParams())
@@ -217,8 +260,13 @@ def test_a_rank_may_be_killed_at_any_time(model_dir, when):
     running = backend.train_step(STEP)
     if when != "between steps":
         next(running)
-    ranks()[0].kill()
-    assert failure(running).code == "peer-lost"
+    (rank,) = ranks()
+    rank.kill()
+    assert still_alive([rank], 5) == []
+    # Told at once, whatever rank 0 has left to do itself.
+    with pytest.raises(BackendError) as caught:
+        next(running)
+    assert caught.value.error.code == "peer-lost"
     assert still_alive(ranks(), 5) == []
 
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections import deque
 
-from mens_core.peers.messages import FromPeer, decode_from_peer
+from mens_core.peers.messages import Broke, FromPeer, decode_from_peer
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.framing import FrameDecoder, ProtocolError, encode_message
 from vox_plugin_api.messages import Message
@@ -48,18 +48,17 @@ class Link:
             self._line.sendall(encode_message(message))
         except OSError as problem:
             self.look()
-            if not self._inbox:
+            if not self._has_last_words():
                 raise self.lost(f"the line to it is closed ({problem})") from None
 
     def look(self) -> None:
         """Read what has come, without waiting.
 
         Raises:
-            BackendError: `peer-lost`: it ended, or said something that is no message. What it said
-                before that is to be taken first.
+            BackendError: `peer-lost`: it said something that is no message, or ended without saying why.
         """
-        if self._is_closed and not self._inbox:
-            raise self.lost("it closed its line")
+        if self._is_closed:
+            self._refuse_silent_end()
         while not self._is_closed and select.select([self._line], [], [], 0)[0]:
             try:
                 data = self._line.recv(1 << 18)
@@ -67,14 +66,20 @@ class Link:
                 data = b""
             if not data:
                 self._is_closed = True
-                if not self._inbox:
-                    raise self.lost("it closed its line")
+                self._refuse_silent_end()
                 return
             self.heard_s = time.monotonic()
             try:
                 self._inbox += [decode_from_peer(frame) for frame in self._decoder.feed(data)]
             except ProtocolError as breach:
                 raise self.lost(f"it broke the protocol: {breach.message}") from None
+
+    def _refuse_silent_end(self) -> None:
+        if not self._has_last_words():
+            raise self.lost("it closed its line")
+
+    def _has_last_words(self) -> bool:
+        return any(isinstance(message, Broke) and message.number is None for message in self._inbox)
 
     def take(self) -> FromPeer | None:
         """Return the next message that was read."""
