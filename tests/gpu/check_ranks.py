@@ -2,8 +2,9 @@
 
     python tests/gpu/check_ranks.py [--layers 28] [--rows 16] [--tokens 256]
 
-Needs what check_lane.py needs, and two NVIDIA GPUs. One line per check. Exit status: 0 all passed, or there
-are no two GPUs that will do and this says so; 1 a check failed.
+Needs what check_lane.py needs. With one GPU two ranks share it, gloo in NCCL's place, and this says so.
+One line per check. Exit status: 0 all passed, or there is no GPU that will do and this says why; 1 a check
+failed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from gpu.sources import describe_distributions, use_sources
 
 use_sources()
 
+import numpy as np  # noqa: E402
+
+from gpu import shared_gpu  # noqa: E402
 from gpu.check_lane import Checks  # noqa: E402
 from gpu.shape_model import write_shape  # noqa: E402
 from lanes.tiny_models import BY_FAMILY, write_model  # noqa: E402
@@ -75,17 +79,20 @@ def outcomes(
     return found
 
 
-def same_bytes(backend: Backend, cpu: Backend, model: Path, counts: Sequence[int]) -> str:
+def same_bytes(
+    backend: Backend, cpu: Backend, model: Path, counts: Sequence[int], sizes: Sequence[int]
+) -> str:
     expected = outcomes(cpu, model, 1)
     for devices in counts:
-        for micro in (1, 2, 4, 8):
+        for micro in sizes:
             found = outcomes(backend, model, devices, micro)
             assert found == expected, f"{devices} GPUs, {micro} at once: {found} beside {expected}"
     said = ", ".join(map(str, counts))
-    return f"{len(STEPS)} steps on {said} GPUs, adapter {expected[-1].adapter_digest[:16]}"
+    return f"{len(STEPS)} steps on {said} ranks, {sizes} at once, adapter {expected[-1].adapter_digest[:16]}"
 
 
 def used_mib() -> str:
+    """Of each GPU, by every process."""
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return "+".join(subprocess.run(asked, capture_output=True, text=True).stdout.split())
 
@@ -148,6 +155,31 @@ def lost(backend: Backend, model: Path, moment: str) -> str:
     return f"peer-lost after {took_s:.2f} s; one GPU goes on to the same bytes"
 
 
+def nccl_alone(backend: Backend, folder: Path) -> str:
+    """One rank sends to itself: what the wire does around NCCL, without another GPU."""
+    from mens_core.peers.wire import Place
+    from mens_torch_cuda.wire import TorchWire, _dist
+
+    model = next(tiny_models(folder / "alone"))[1]
+    begun(backend, model, 1)
+    run: Any = backend
+    ops = run._training._trainer._ops
+    place = folder / "place"
+    place.mkdir()
+    wire = TorchWire(Place(place, 0, 1), ops, lambda: None, kind="nccl")
+    values = [np.arange(n, dtype=np.float32).reshape(1, n) - 7 for n in (1, 33, 100_000)]
+    sent = [wire._bytes_of(ops.from_host(value)) for value in values]
+    received = [wire._new(4 * value.size) for value in values]
+    ways = [(_dist.isend, sent), (_dist.irecv, received)]
+    wire._wait(_dist.batch_isend_irecv([_dist.P2POp(way, b, 0) for way, all_ in ways for b in all_]))
+    found = [ops.to_host(wire._tensor_of(b, v.shape)) for b, v in zip(received, values, strict=True)]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, values, strict=True))
+    wire.close(is_whole=False)
+    step(backend, some_examples(STEPS[0]))
+    backend.unload(m.UnloadParams())
+    return f"{sum(value.nbytes for value in values)} bytes, and the GPU goes on after the group was given up"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", type=int, default=28)
@@ -161,9 +193,6 @@ def main() -> int:
     except BackendError as problem:
         print(f"SKIPPED: {problem.error.message}; no check of the CUDA lane was run")
         return 0
-    if gpus < 2:
-        print("SKIPPED: there is one GPU and two are needed; no check of the CUDA lane was run")
-        return 0
     with tempfile.TemporaryDirectory() as folder:
         return run_all(Checks(options.only), Path(folder), gpus, options)
 
@@ -175,10 +204,20 @@ def run_all(checks: Checks, folder: Path, gpus: int, options: argparse.Namespace
     from mens_cpu_ref import plugin as cpu_plugin
     from mens_torch_cuda import plugin as cuda_plugin
 
-    backend, cpu = cuda_plugin.backend(), cpu_plugin.backend()
-    counts = range(1, gpus + 1)
-    for name, model in tiny_models(folder):
-        checks.run(f"tiny {name}", lambda model=model: same_bytes(backend, cpu, model, counts))  # type: ignore[misc]
+    if gpus > 1:
+        backend = cuda_plugin.backend()
+        print(f"{gpus} GPUs, a rank on each, NCCL between them")
+    else:
+        backend = shared_gpu.backend()
+        print("one GPU that the ranks share, gloo between them: NCCL carries nothing between ranks here")
+        checks.run("NCCL to itself", lambda: nccl_alone(backend, folder))
+    cpu = cpu_plugin.backend()
+    counts = range(1, max(2, gpus) + 1)
+    for (name, model), sizes in zip(tiny_models(folder), ((1, 2, 4, 8), (4,)), strict=True):
+        checks.run(
+            f"tiny {name}",
+            lambda model=model, sizes=sizes: same_bytes(backend, cpu, model, counts, sizes),  # type: ignore[misc]
+        )
     for moment in ("compute", "transfer"):
         checks.run(f"a rank lost in {moment}", lambda moment=moment: lost(backend, model, moment))  # type: ignore[misc]
     shape = write_shape(folder / "shape", "bf16", layers=options.layers)
