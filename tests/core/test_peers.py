@@ -219,6 +219,7 @@ def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):
     [
         ("digest", "peer-differs", "another model_digest"),
         ("weights", "peer-differs", "another logits_digest"),
+        ("bits", "peer-differs", "another adapter_digest"),
         ("self-test", "self-test-failed", "rank 1: the device of rank 1 failed 1 cases"),
         ("refuses", "device-too-old", "rank 1: the GPU is too old"),
         ("ends", "peer-lost", "rank 1 of the training"),

@@ -40,10 +40,16 @@ def model_dir(request, tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"), BY_FAMILY[request.param], seed=3)
 
 
-def plan(model_dir, *, adapter=ADAPTER, longest=9, examples=4, micro=None, process=None) -> t.TrainMemory:
+def plan(
+    model_dir, *, adapter=ADAPTER, longest=9, examples=4, micro=None, process=None, devices=1
+) -> t.TrainMemory:
     ops = RowTrainingLane()
     params = t.TrainPlanParams(
-        adapter=adapter, longest_example=longest, examples=examples, micro_batch_size=micro
+        adapter=adapter,
+        longest_example=longest,
+        examples=examples,
+        micro_batch_size=micro,
+        devices=devices,
     )
     loaded = open_model(model_dir, ops)
     return plan_step(
@@ -322,6 +328,18 @@ def test_the_estimate_is_above_the_measured_peak_and_near_it(tmp_path, demo_mode
     arguments = (str(demo_model), str(tokens), ",".join(targets), str(rank), str(tmp_path))
     found = json.loads(run_program(PROGRAM, *arguments))
     assert 0.8 * found["total"] <= max(found["peaks"].values()) <= found["total"], found
+
+
+def test_several_devices_add_what_crosses_between_them(model_dir):
+    alone, shared = plan(model_dir, examples=8), plan(model_dir, examples=8, devices=2)
+    assert (alone.devices, shared.devices) == (1, 2)
+    assert "transfer" not in alone.kinds
+    numbers = Trainer.plan_for(
+        open_model(model_dir, RowTrainingLane()).model, a_config(ALL_TARGETS)
+    ).parameters
+    # Nodes of a rank's sums: at most four of eight examples, of all tensors here.
+    assert 0 < shared.kinds["transfer"] <= 4 * 4 * numbers
+    assert shared.total == sum(shared.kinds.values()) >= alone.total + shared.kinds["transfer"]
 
 
 def test_no_share_of_a_step_holds_more_sums_than_were_counted():

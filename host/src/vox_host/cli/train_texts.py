@@ -112,7 +112,8 @@ def show_memory(memory: t.TrainMemory, *, is_quiet: bool) -> None:
     """Say what the run takes at most."""
     if not is_quiet:
         kinds = ", ".join(f"{name} {byte_size(size)}" for name, size in memory.kinds.items() if size)
-        print_progress(f"memory, estimated: {byte_size(memory.total)} of the {memory.place}: {kinds}")
+        place = f"of the {memory.place}" if memory.devices == 1 else f"of each of {memory.devices} devices"
+        print_progress(f"memory, estimated: {byte_size(memory.total)} {place}: {kinds}")
 
 
 def settled_facts(prepared: Prepared, record: RunRecord, memory: t.TrainMemory) -> dict[str, Any]:
