@@ -26,7 +26,7 @@ from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError
 
 pytest.importorskip("torch.distributed")
-CONFIG = a_config(("q_proj", "down_proj", "lm_head"), dropout=0.25)
+CONFIG = a_config(("embed_tokens", "q_proj", "down_proj", "lm_head"), dropout=0.25)
 NEW = t.TrainBeginParams(
     adapter=CONFIG.adapter,
     optimizer=t.OptimizerConfig(learning_rate=1e-2, max_gradient_norm=0.5),

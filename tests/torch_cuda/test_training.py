@@ -58,6 +58,15 @@ def test_packed_weights_go_backward_piece_by_piece(lane, reference, monkeypatch,
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize(("format_", "each"), [("bf16", 2 * 96), ("q8_0", 96 + 2 * 4)])
+def test_a_packed_weight_tells_what_it_takes(lane, format_, each):
+    """300 rows are padded to 320; three blocks of a row have room for four scales."""
+    matrix = lane().load_matrix(weight(format_, 9, 300, 96))
+    assert isinstance(matrix, PackedMatrix)
+    assert matrix.nbytes == 320 * each
+    assert matrix.nbytes == sum(len(bytes(lane()._device.get(b, np.uint8, (-1,)))) for b in matrix.buffers)
+
+
 def test_a_run_gives_the_reference_s_adapter(lane, reference, tmp_path):
     path = write_model(tmp_path, CONFIG, seed=3)
     config, outcomes = a_config(dropout=0.25, max_gradient_norm=0.5), []

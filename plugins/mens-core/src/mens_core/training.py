@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mens_core.adapters.apply import lane_shapes
 from mens_core.micro_batches import Example, read_examples
 from mens_core.models.load import LoadedModel
 from mens_core.models.model import Model
@@ -125,7 +126,7 @@ def _start_team(
             load,
             ops,
             facts_of_rank(info, base, ops, loaded_with.model_digest),
-            Trainer.plan_for(model, config).shapes,
+            lane_shapes(Trainer.plan_for(model, config)),
         )
     )
 

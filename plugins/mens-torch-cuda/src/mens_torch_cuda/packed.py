@@ -36,6 +36,18 @@ class PackedMatrix:
     buffers: tuple[Buffer, ...]
     """Pieces; for a quantised format also the scales."""
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes on the device, padding included."""
+        if not self.block:
+            return 2 * self.padded * self.columns
+        return self.padded * self.columns + _scale_bytes(self.padded, self.columns // self.block)
+
+
+def _scale_bytes(padded: int, blocks: int) -> int:
+    """Room for the scales of whole chunks: four at a time are read."""
+    return 2 * padded * -(-blocks // _CHUNK_BLOCKS) * _CHUNK_BLOCKS
+
 
 def can_be_packed(matrix: GridMatrix) -> bool:
     """Whether there is a packed layout for it."""
@@ -50,8 +62,7 @@ def packed(device: Device, matrix: GridMatrix) -> PackedMatrix:
     buffers: tuple[Buffer, ...]
     if matrix.block:
         blocks = matrix.columns // matrix.block
-        # Room for the scales of whole chunks: four at a time are read.
-        scales = device.zeros(2 * padded * -(-blocks // _CHUNK_BLOCKS) * _CHUNK_BLOCKS)
+        scales = device.zeros(_scale_bytes(padded, blocks))
         buffers = (device.empty(padded * matrix.columns), scales)
         kernel, pieces = "vox_pack_q8_0", blocks
     else:

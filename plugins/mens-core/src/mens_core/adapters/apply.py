@@ -18,7 +18,7 @@ from mens_core.ops import Tensor
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 
-__all__ = ["from_lane", "make_loras", "to_lane"]
+__all__ = ["from_lane", "lane_shapes", "make_loras", "to_lane"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,6 +49,14 @@ class _FromLane(Mapping[str, Floats]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def lane_shapes(plan: AdapterPlan) -> dict[str, tuple[int, int]]:
+    """Return the shape that each tensor has on a lane, by its key."""
+    return {
+        key: (columns, rows) if key == _TURNED else (rows, columns)
+        for key, (rows, columns) in plan.shapes.items()
+    }
 
 
 def make_loras(ops: TrainingOps, plan: AdapterPlan, tensors: Mapping[str, Tensor]) -> dict[str, Lora]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from mens_core.adapters.apply import make_loras
+from mens_core.adapters.apply import from_lane, lane_shapes, make_loras
 from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
 from mens_core.differentiate import Score
@@ -114,9 +114,8 @@ class Member:
         self._model = self._base
         self._context_length = loaded.context_length
         self._ask = ask
-        self._plan: AdapterPlan = plan_adapter(
-            ask.adapter, {name: linear.shape for name, linear in model.linears.items()}
-        )
+        self._plan: AdapterPlan = plan_adapter(ask.adapter, model.layer_shapes)
+        self._shapes = lane_shapes(self._plan)
         facts = facts_of_rank(backend.info, self._base, self._ops, loaded.model_digest)
         self._say(Ready(facts=facts))
 
@@ -223,7 +222,7 @@ class Member:
         if self._gradients is None or self._wire is None:
             raise AssertionError("sums were asked for before they were made")
         trees = self._gradients.trees
-        for keys in in_parts(self._plan.shapes):
+        for keys in in_parts(self._shapes):
             self._wire.send([node for key in keys for _, node in trees[key].nodes()], 0)
         self._gradients = None
 
@@ -233,9 +232,9 @@ class Member:
         ops: TrainingOps = self._ops
         self._gradients = None
         values: dict[str, Tensor] = {}
-        for keys in in_parts(self._plan.shapes):
-            received = self._wire.receive([self._plan.shapes[key] for key in keys], 0)
+        for keys in in_parts(self._shapes):
+            received = self._wire.receive([self._shapes[key] for key in keys], 0)
             values.update(zip(keys, received, strict=True))
         self._model = self._base.adapted(make_loras(ops, self._plan, values))
-        self._digest = adapter_digest({key: ops.to_host(value) for key, value in values.items()})
+        self._digest = adapter_digest(from_lane(ops, values))
         self._say(Holds(number=ask.number, adapter_digest=self._digest))
