@@ -244,11 +244,11 @@ def run_program(program: str, *arguments: str) -> str:
 PROGRAM = """
 import json, sys
 from mens_core.adapters.plan import plan_adapter
-from mens_core.training import TrainingRun, answer_plan
+from mens_core.training import answer_plan, begin_run
 from mens_core.models.load import load_all
 from mens_cpu_ref.training_lane import CpuTrainingOps
 from mens_cpu_ref.library import load_library
-from vox_plugin_api import train_messages as t
+from vox_plugin_api import messages as m, train_messages as t
 from vox_plugin_api.checkpoint import Checkpoint, read_json_object
 from vox_plugin_api.families import parse_config
 from pathlib import Path
@@ -266,15 +266,22 @@ def finish(what, work):
     for _ in work:
         pass
     mark(what)
+def result_of(work):
+    try:
+        while True:
+            next(work)
+    except StopIteration as end:
+        return end.value
 def mark(what):
     status = Path("/proc/self/status").read_text().splitlines()
     peaks[what] = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     Path("/proc/self/clear_refs").write_text("5")
+loaded_with = m.LoadModelParams(model_dir=str(path), model_digest="0" * 64)
 begin = t.TrainBeginParams(adapter=adapter, optimizer=t.OptimizerConfig(learning_rate=1e-3))
 example = t.TrainExample(token_ids=list(range(100, 100 + tokens)), loss_mask=[False] + [True] * (tokens - 1))
 for life in ("new", "resumed"):
     run = None  # A worker trains one adapter: a resumed life has no earlier run.
-    run = TrainingRun(begin, loaded.model, ops, model_digest="0" * 64)
+    run = result_of(begin_run(begin, loaded.model, ops, None, loaded_with=loaded_with, peers=None))
     mark(life + " begin")
     finish(life + " step", run.step(t.TrainStepParams(examples=[example])))
     folder = sys.argv[5] + "/" + life
