@@ -171,7 +171,7 @@ def test_first_values_are_spread_as_pefts_are():
     import torch
 
     columns, rank = 640, 64
-    made = _uniform(rank, AdaptedMatrix("w", 3, 1, columns), seed=1).astype(np.float64)
+    made = _uniform(AdaptedMatrix("w", 3, 1, columns, rank, 1.0), seed=1).astype(np.float64)
     theirs = torch.empty(rank, columns, dtype=torch.float64)
     torch.manual_seed(0)
     torch.nn.init.kaiming_uniform_(theirs, a=5**0.5)

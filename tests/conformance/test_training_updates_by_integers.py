@@ -169,7 +169,7 @@ def test_first_values():
     from mens_core.adapters.plan import AdaptedMatrix
 
     for columns in (1, 7, 640, 2048):
-        made = _uniform(3, AdaptedMatrix("w", 11, 5, columns), seed=2**63 + 5)
+        made = _uniform(AdaptedMatrix("w", 11, 5, columns, 3, 1.0), seed=2**63 + 5)
         flat = bits(made.reshape(-1))
         for index in range(0, len(flat), 1 + len(flat) // 50):
             assert flat[index] == exact.first_value(2**63 + 5, 11, index, columns)
