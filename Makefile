@@ -109,6 +109,7 @@ CUDA_PYTHON ?= $(or $(wildcard .venv-cuda/bin/python),$(PYTHON))
 test-cuda:
 	@$(CUDA_PYTHON) tests/gpu/check_lane.py
 	@$(CUDA_PYTHON) tests/gpu/check_ranks.py
+	@$(CUDA_PYTHON) tests/gpu/check_fast.py
 
 # In a Python for arm64 that has torch. Example: make test-metal METAL_PYTHON=/opt/torch/bin/python
 METAL_PYTHON ?= $(or $(wildcard .venv-metal/bin/python),$(PYTHON))

@@ -99,7 +99,16 @@ def test_explain_says_why_not_without_a_gpu(tmp_path: Path):
 
 
 @pytest.mark.skipif(HAS_NVIDIA, reason="this machine has an NVIDIA driver: make test-cuda is for it")
-@pytest.mark.parametrize("script", ["tests/gpu/check_lane.py", "tests/gpu/check_ranks.py", "bench/gpu.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "tests/gpu/check_lane.py",
+        "tests/gpu/check_ranks.py",
+        "tests/gpu/check_fast.py",
+        "bench/gpu.py",
+        "bench/fast.py",
+    ],
+)
 def test_the_gpu_s_scripts_say_that_they_ran_nothing(script: str, tmp_path: Path):
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(

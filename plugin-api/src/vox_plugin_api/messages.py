@@ -307,6 +307,19 @@ class TensorsReport(Message):
     """In the file, not needed by the model (each is named; none is silently dropped)."""
 
 
+class NumericsError(Message):
+    """How far fast numerics were from the same lane's canonical ones, measured as the model was loaded."""
+
+    positions: int = Field(ge=1)
+    """Rows of logits that were compared, of reference prompts that follow from the vocabulary's size."""
+    max_logit_difference: float
+    """The greatest difference of a logit."""
+    mean_kl: float
+    """Mean divergence of the fast distribution from the canonical one, in nats."""
+    equal_argmax: float
+    """Share of positions with the same likeliest token."""
+
+
 class LoadResult(Message):
     """What was loaded. Compared between lanes."""
 
@@ -324,6 +337,8 @@ class LoadResult(Message):
     tensors: TensorsReport
     adapter_digest: Digest | None = None
     """Of the adapter's tensors (docs/numerics.md), as training gives it; None: there is none."""
+    numerics_error: NumericsError | None = None
+    """None: the numerics are canonical, or a plugin of fast ones alone has nothing to measure them by."""
     warnings: list[str] = []
 
 

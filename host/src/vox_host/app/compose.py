@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vox_host.app.engine import WorkerEngine
 from vox_host.app.held_adapter import HeldAdapter
-from vox_host.app.model_info import check_adapter, model_info
+from vox_host.app.model_info import check_adapter, describe_numerics, model_info
 from vox_host.app.named_model import find_named_model
 from vox_host.app.service import ModelService
 from vox_host.app.templates import open_template
@@ -128,8 +128,8 @@ async def open_model(
         if info.adapter is not None:
             progress(f"adapter {info.name}: {info.adapter.describe()}")
         progress(
-            f"plugin {info.plugin_id} {info.plugin_version}: lane {info.lane}, {info.numerics} numerics, "
-            f"context {info.context_length}"
+            f"plugin {info.plugin_id} {info.plugin_version}: lane {info.lane}, "
+            f"{describe_numerics(info.numerics, info.numerics_error)}, context {info.context_length}"
         )
         service = ModelService(info, tokenizer, template, WorkerEngine(supervisor))
         yield OpenModel(service=service, supervisor=supervisor, resolution=resolution, load=load)

@@ -38,6 +38,8 @@ class ModelInfo:
     created: int = 0
     adapter: AdapterInfo | None = None
     """None: the model as it is."""
+    numerics_error: m.NumericsError | None = None
+    """How far fast numerics were from canonical ones when the model was loaded; None: they are canonical."""
     merged_from: MergedFrom | None = None
     """The base and the adapter that the model itself was merged of, if it was."""
     degraded: str | None = None
@@ -79,6 +81,21 @@ class AdapterInfo:
 def merged_facts(info: ModelInfo) -> dict[str, Any] | None:
     """Return what is told of a model that was merged; None: it is as its publisher made it."""
     return None if info.merged_from is None else {**info.merged_from.model_dump(), "applied": "merged"}
+
+
+def numerics_facts(error: m.NumericsError | None) -> dict[str, Any] | None:
+    """Return what is told of how far numerics are from canonical ones; None: there is nothing to tell."""
+    return None if error is None else error.model_dump()
+
+
+def describe_numerics(numerics: str, error: m.NumericsError | None) -> str:
+    """Return words for a user: "canonical", or how far from it."""
+    if error is None:
+        return f"{numerics} numerics"
+    return (
+        f"{numerics} numerics (beside canonical, on {error.positions} positions: logits off by at most "
+        f"{error.max_logit_difference:.3g}, KL {error.mean_kl:.2e}, {error.equal_argmax:.1%} the same token)"
+    )
 
 
 def check_adapter(source: AdapterSource, loaded: m.LoadResult, plugin_id: str) -> None:
@@ -138,6 +155,7 @@ def model_info(
         plugin_version=chosen.version or "",
         lane=chosen.described_lane,
         numerics=load.numerics,
+        numerics_error=load.numerics_error,
         context_length=load.context_length,
         model_context_length=load.model_context_length,
         vocab_size=load.vocab_size,

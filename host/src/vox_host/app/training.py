@@ -176,7 +176,7 @@ def run_record(prepared: Prepared, load: m.LoadResult) -> RunRecord:
         template=prepared.template_digest,
         template_origin=None if prepared.template is None else prepared.template.origin,
         plugin=plugin_record(prepared.chosen),
-        numerics=NumericsRecord(mode=load.numerics, version=load.numerics_version),
+        numerics=NumericsRecord(mode=load.numerics, version=load.numerics_version, error=load.numerics_error),
         answers=prepared.answers,
         options=prepared.options,
     )
@@ -272,7 +272,9 @@ class _Publisher:
             base_key_map=self._key_map,
             adapter_digest=checkpoint.state.adapter_digest,
             data_digest=record.data.sha256,
-            numerics=AdapterNumerics(mode=record.numerics.mode, version=record.numerics.version),
+            numerics=AdapterNumerics(
+                mode=record.numerics.mode, version=record.numerics.version, error=record.numerics.error
+            ),
             plugin=AdapterPlugin(
                 id=record.plugin.id, version=record.plugin.version, tree_digest=record.plugin.tree_digest
             ),

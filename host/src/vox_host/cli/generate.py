@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.app.compose import OpenModel
-from vox_host.app.model_info import merged_facts
+from vox_host.app.model_info import merged_facts, numerics_facts
 from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService
 from vox_host.cli.conversation import Conversation
 from vox_host.cli.model_options import Model, RunOptions, with_model
@@ -152,6 +152,7 @@ async def _collect(service: ModelService, params: m.GenerateParams, stops: list[
         "plugin_version": info.plugin_version,
         "lane": info.lane,
         "numerics": info.numerics,
+        "numerics_error": numerics_facts(info.numerics_error),
         "seed": params.sampling.seed,
         "usage": {
             "prompt_tokens": answer.end.prompt_tokens,

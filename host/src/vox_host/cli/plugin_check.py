@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ from vox_host.discovery import discover
 from vox_host.errors import UsageError
 from vox_host.resolution import unknown_plugin
 from vox_host.settings import load_settings
+from vox_plugin_api.messages import Numerics
 
 if TYPE_CHECKING:
     from vox_host.conformance.verdict import CaseResult, Report
@@ -40,6 +41,14 @@ def check(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
     ] = None,
+    numerics: Annotated[
+        str | None,
+        typer.Option(
+            "--numerics",
+            help="canonical or fast, of a plugin that has both; nothing is stored. Default: canonical if "
+            "it has that.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove a plugin: its operators, whole models, answers, life and bytes. Exits with 6 if it fails."""
@@ -51,10 +60,19 @@ def check(
     if out is not None:
         refuse_bad_target(out)
     options = parse_lane_options(lane_option or [])
+    if numerics is not None and numerics not in get_args(Numerics):
+        words = ", ".join(get_args(Numerics))
+        raise UsageError("usage", f"--numerics is one of {words}; found {numerics!r}; nothing was started")
     candidates = {c.plugin_id: c for c in discover(settings.plugins_dir)}
     if plugin not in candidates:
         raise unknown_plugin(plugin, list(candidates.values()))
-    target = Target(settings=settings, candidate=candidates[plugin], lane_options=options, threads=threads)
+    target = Target(
+        settings=settings,
+        candidate=candidates[plugin],
+        lane_options=options,
+        threads=threads,
+        numerics=cast(Numerics | None, numerics),
+    )
     report = asyncio.run(run_check(target, only=only or [], say=print_progress))
     stored = store_verdict(settings.plugins_dir, report)
     if out is not None:
@@ -115,7 +133,8 @@ def _print(report: Report) -> None:
         print_line(f"lane {report.lane}: {report.execution}")
     where = f", {report.execution}" if report.execution else ""
     print_line(
-        f"{report.plugin} {report.plugin_version}{where}, numerics {report.numerics_version}: "
+        f"{report.plugin} {report.plugin_version}{where}, "
+        f"{'/'.join(report.numerics)} numerics {report.numerics_version}: "
         f"{report.verdict} ({counted(report.cases, 'case')}, {report.failed} failed, "
         f"{report.not_comparable} not comparable; {digest})"
     )

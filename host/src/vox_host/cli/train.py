@@ -42,6 +42,7 @@ from vox_host.cli.train_texts import (
     print_end,
     settled_facts,
     show_memory,
+    show_numerics,
     show_prepared,
     show_preview,
 )
@@ -182,6 +183,7 @@ def _begin(
     async def run() -> dict[str, Any]:
         async with open_trainer(settings, prepared, threads=means.threads) as opened:
             memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
+            show_numerics(opened.load, is_quiet=is_quiet)
             show_memory(memory, is_quiet=is_quiet)
             record = run_record(prepared, opened.load)
             if dry_run:
@@ -222,6 +224,7 @@ def _resume(
         async def go_on() -> dict[str, Any]:
             async with open_trainer(settings, prepared, threads=means.threads) as opened:
                 memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
+                show_numerics(opened.load, is_quiet=is_quiet)
                 show_memory(memory, is_quiet=is_quiet)
                 if dry_run:
                     return settled_facts(prepared, record, memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vox_host.app.model_info import describe_numerics
 from vox_host.app.training_setup import Prepared
 from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import print_line, print_progress, print_warning
@@ -14,6 +15,7 @@ from vox_host.runs.layout import RunDirectory
 from vox_host.training.data import Example, marked_preview, preview, render_preview
 from vox_host.training.drive import Outcome
 from vox_host.training.record import RunRecord
+from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "print_end",
     "settled_facts",
     "show_memory",
+    "show_numerics",
     "show_preview",
     "show_prepared",
 ]
@@ -106,6 +109,12 @@ def _row_facts(prepared: Prepared, example: Example) -> dict[str, Any]:
             for piece in preview(example, prepared.tokenizer)
         ],
     }
+
+
+def show_numerics(load: m.LoadResult, *, is_quiet: bool) -> None:
+    """Say how far from canonical a run will be that is not canonical itself."""
+    if not is_quiet and load.numerics_error is not None:
+        print_progress(describe_numerics(load.numerics, load.numerics_error))
 
 
 def show_memory(memory: t.TrainMemory, *, is_quiet: bool) -> None:

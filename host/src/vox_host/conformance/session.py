@@ -41,6 +41,8 @@ class Target:
     candidate: Candidate
     lane_options: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
+    numerics: m.Numerics | None = None
+    """None: canonical where the plugin has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class Session:
 
     @property
     def numerics(self) -> m.Numerics:
-        """What is asked for: canonical where the plugin has it."""
+        """What is asked for: the target's own, else canonical where the plugin has it."""
+        if self.target.numerics is not None:
+            return self.target.numerics
         manifest = self.target.candidate.manifest
         offered: Sequence[m.Numerics] = manifest.backend.numerics if manifest else ("canonical",)
         return "canonical" if "canonical" in offered else offered[0]

@@ -40,7 +40,7 @@ async def check(
     """Run the groups named in `only`, or all of them.
 
     Raises:
-        UsageError: there is no such group.
+        UsageError: there is no such group, or the plugin lacks the numerics that were asked for.
         IntegrityError: the plugin's bytes are not those of its receipt; nothing was started.
         PluginError: another installation replaced the plugin meanwhile; no verdict came of it.
         VoxError: the plugin can't be started at all.
@@ -53,6 +53,7 @@ async def check(
             facts=[("groups", ", ".join(GROUPS))],
         )
     candidate = target.candidate
+    _refuse_missing_numerics(target)
     if candidate.receipt is not None:
         hold_environment(target.settings.plugins_dir, candidate.receipt.environment)
         # Every byte before, and again as the last group: what is graded is what was installed.
@@ -78,14 +79,27 @@ async def check(
         lane=candidate.lane or "",
         execution=candidate.execution,
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
-        numerics=tuple(candidate.manifest.backend.numerics) if candidate.manifest else (),
+        numerics=(session.numerics,),
         numerics_version=int(load_models()[0]["numerics_version"]),
         suite_digest=suite_digest(),
         groups=tuple(groups),
-        is_complete=not only and not target.lane_options,
+        # A plugin's verdict is about what it is asked for by default.
+        is_complete=not only and not target.lane_options and target.numerics is None,
         tolerance="" if session.is_canonical else TOLERANCE,
         observation={"seconds": round(time.monotonic() - started, 1), "lane": lane_facts},
     )
+
+
+def _refuse_missing_numerics(target: Target) -> None:
+    manifest = target.candidate.manifest
+    offered = manifest.backend.numerics if manifest else ()
+    if target.numerics is not None and target.numerics not in offered:
+        raise UsageError(
+            "numerics-missing",
+            f'plugin "{target.candidate.plugin_id}" has no {target.numerics} numerics; nothing was started',
+            facts=[("expected", target.numerics), ("found", ", ".join(offered) or "none")],
+            remedy="Leave --numerics out, or check a plugin that has them (`vox-host plugin list`).",
+        )
 
 
 @contextlib.contextmanager

@@ -7,10 +7,18 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from vox_host.errors import IntegrityError, ModelError
-from vox_plugin_api.messages import AdapterConfig, Numerics
+from vox_plugin_api.messages import AdapterConfig, Numerics, NumericsError
 from vox_plugin_api.strict_json import CheckpointError, parse_json_object
 
 __all__ = [
@@ -70,6 +78,16 @@ class NumericsRecord(_Strict):
 
     mode: Numerics
     version: int = Field(ge=1)
+    error: NumericsError | None = None
+    """How far fast numerics were from canonical ones on the base, as it was loaded for this run."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Canonical numerics have no such field, as they never had."""
+        written: dict[str, Any] = write(self)
+        if self.error is None:
+            del written["error"]
+        return written
 
 
 class PluginRecord(_Strict):

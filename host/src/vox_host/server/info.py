@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from vox_host.app.model_info import ModelInfo, merged_facts
+from vox_host.app.model_info import ModelInfo, merged_facts, numerics_facts
 from vox_host.server.api_error import ApiError, without_folders
 from vox_host.server.exchange import EXCHANGE, json_response
 
@@ -29,6 +29,7 @@ async def handle_health(request: web.Request) -> web.Response:
         "plugin": info.plugin_id,
         "lane": info.lane,
         "numerics": info.numerics,
+        "numerics_error": numerics_facts(info.numerics_error),
         "degraded": info.degraded,
         "warnings": [without_folders(warning) for warning in info.warnings],
         "answers_in_flight": exchange.admission.outstanding,
@@ -70,6 +71,7 @@ async def handle_backends(request: web.Request) -> web.Response:
                 "plugin_version": info.plugin_version,
                 "lane": info.lane,
                 "numerics": info.numerics,
+                "numerics_error": numerics_facts(info.numerics_error),
                 "degraded": info.degraded,
             },
             "data": [{name: _without_paths(value) for name, value in row.items()} for row in info.backends],
@@ -110,5 +112,6 @@ def _model(request: web.Request) -> dict[str, Any]:
             "plugin": info.plugin_id,
             "lane": info.lane,
             "numerics": info.numerics,
+            "numerics_error": numerics_facts(info.numerics_error),
         },
     }

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vox_host.app.model_info import numerics_facts
 from vox_host.app.service import AnswerToken, ModelInfo
 from vox_host.models.tokenizer import Tokenizer
 from vox_plugin_api import messages as m
@@ -33,6 +34,7 @@ def provenance(info: ModelInfo, *, warnings: Sequence[str] = ()) -> dict[str, An
         "plugin_version": info.plugin_version,
         "lane": info.lane,
         "numerics": info.numerics,
+        "numerics_error": numerics_facts(info.numerics_error),
         "model_digest": info.digest,
         "adapter_digest": None if info.adapter is None else info.adapter.digest,
         "degraded": info.degraded,

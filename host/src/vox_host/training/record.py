@@ -8,12 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.runs.layout import RUN_JSON
 from vox_host.training.options import TrainingOptions
-from vox_plugin_api.messages import Numerics
+from vox_plugin_api.messages import Numerics, NumericsError
 from vox_plugin_api.strict_json import CheckpointError, read_json_object
 
 __all__ = [
@@ -72,6 +79,16 @@ class NumericsRecord(_Strict):
 
     mode: Numerics
     version: int = Field(ge=1)
+    error: NumericsError | None = None
+    """How far fast numerics were from canonical ones on the base, as it was loaded for this run."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Canonical numerics have no such field, as they never had."""
+        written: dict[str, Any] = write(self)
+        if self.error is None:
+            del written["error"]
+        return written
 
 
 class RunRecord(_Strict):

@@ -16,7 +16,7 @@ from mens_core.conformance.suite import TRAINING_GROUPS, answer
 from mens_core.kv_plan import DEFAULT_KV_BYTES
 from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
-from mens_core.serving import LaneFactory, Served, load_served
+from mens_core.serving import LaneFactory, Served, Service, load_served
 from mens_core.tracing import trace_forward
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api import messages as m
@@ -24,6 +24,7 @@ from vox_plugin_api.backend import Backend, BackendError, BackendInfo, Reply, St
 from vox_plugin_api.conformance_messages import ConformanceParams
 
 if TYPE_CHECKING:  # a worker that serves never loads them
+    from mens_core.fast_mode import FastMode
     from mens_core.models.model import Model
     from mens_core.peers.wire import PeerSetup
     from mens_core.training import TrainingRun
@@ -46,6 +47,7 @@ class MensBackend(Backend):
         peers: PeerSetup | None = None,
         default_kv_bytes: int = DEFAULT_KV_BYTES,
         lane_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        fast: FastMode | None = None,
     ) -> None:
         """Remember how to make a lane; nothing is loaded or probed.
 
@@ -58,6 +60,7 @@ class MensBackend(Backend):
             default_kv_bytes: the KV cache's budget when a request names none.
             lane_options: the options that the lane takes, each with its values for the error's text; any
                 other is refused. The lane refuses values.
+            fast: how the lane serves and trains in fast numerics; None: it has none.
         """
         self.info = info
         self._make_lane = make_lane
@@ -66,6 +69,7 @@ class MensBackend(Backend):
         self.peers = peers
         self._default_kv_bytes = default_kv_bytes
         self._lane_options = lane_options
+        self._fast = fast
         self._served: Served | None = None
         self._training: TrainingRun | None = None
         self._loaded_with: m.LoadModelParams | None = None
@@ -83,6 +87,8 @@ class MensBackend(Backend):
                 "not-supported",
                 f"lane {self.info.lane!r} has no numerics {params.numerics!r}; nothing was loaded",
                 facts={"requested": params.numerics, "supported": list(self.info.numerics)},
+                remedy=f"Ask for {' or '.join(self.info.numerics)} numerics, or for a plugin that has "
+                f"{params.numerics!r}: `vox-host plugin list` shows what each has.",
             )
         if self._served is not None or self._is_loading:
             raise BackendError(
@@ -121,11 +127,13 @@ class MensBackend(Backend):
             )
 
     def _load(self, params: m.LoadModelParams) -> Generator[None, None, Served]:
+        canonical = Service(make_lane=self._make_lane, make_adapting_lane=self._training_lane)
+        fast = self._fast if params.numerics == "fast" else None
         steps = load_served(
             params,
-            self._make_lane,
-            make_adapting_lane=self._training_lane,
+            canonical if fast is None else fast.service,
             default_kv_bytes=self._default_kv_bytes,
+            measured_by=None if fast is None else canonical,
         )
         while True:
             try:
@@ -153,6 +161,10 @@ class MensBackend(Backend):
         self._check_devices(params.devices)
         from mens_core.training import answer_plan
 
+        fast = self._fast_of(served)
+        if fast is not None:
+            yield fast.answer_plan(params, served.loaded)
+            return
         yield answer_plan(params, served.loaded, self._training_lane(served.ops))
 
     def train_begin(self, params: t.TrainBeginParams) -> Stream:
@@ -164,6 +176,7 @@ class MensBackend(Backend):
                 remedy="Unload the model to end that training, or start another worker.",
             )
         self._check_devices(params.devices)
+        fast = self._fast_of(served)
         from mens_core.training import begin_run
 
         if self._loaded_with is None:
@@ -173,10 +186,11 @@ class MensBackend(Backend):
             run = yield from begin_run(
                 params,
                 served.loaded.model,
-                self._training_lane(served.ops),
+                None if fast is not None else self._training_lane(served.ops),
                 self.info,
                 loaded_with=self._loaded_with,
                 peers=self.peers,
+                make_trainer=None if fast is None else fast.make_trainer,
             )
         finally:
             self._is_beginning = False
@@ -194,6 +208,13 @@ class MensBackend(Backend):
     def _check_devices(self, devices: int) -> None:
         if devices == 1:
             return
+        if self._served is not None and self._served.result.numerics == "fast":
+            raise BackendError(
+                "not-supported",
+                f"fast numerics train on one device, {devices} were asked for; nothing was begun",
+                facts={"requested": devices},
+                remedy="Ask for one device, or train in canonical numerics.",
+            )
         if self.peers is None:
             raise BackendError(
                 "not-supported",
@@ -262,6 +283,10 @@ class MensBackend(Backend):
         served.engine.stop("model-unloaded", "the model was unloaded while this request ran")
         self._served = None
         return Reply(observation={"peak_kv_blocks": served.engine.pool.peak_used})
+
+    def _fast_of(self, served: Served) -> FastMode | None:
+        """How the loaded model trains, if it was loaded with fast numerics."""
+        return self._fast if served.result.numerics == "fast" else None
 
     def _training_lane(self, serving: Ops) -> TrainingOps:
         if self._make_training_lane is not None:

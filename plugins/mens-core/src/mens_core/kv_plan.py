@@ -23,7 +23,7 @@ class KvPlan:
 
     blocks: int
     block_bytes: int
-    """One block, in every layer, keys and values in float32."""
+    """One block, in every layer, keys and values."""
     budget_bytes: int
     context_length: int
     """Positions of one sequence."""
@@ -41,18 +41,25 @@ class KvPlan:
 
 
 def plan_kv_cache(
-    config: ModelConfig, params: LoadModelParams, *, default_bytes: int = DEFAULT_KV_BYTES
+    config: ModelConfig,
+    params: LoadModelParams,
+    *,
+    default_bytes: int = DEFAULT_KV_BYTES,
+    value_bytes: int = 4,
 ) -> KvPlan:
     """Fit context and cache into the budget.
 
     A context that was asked for is provided or refused; without one it is the model's own, or
     as much of it as the budget holds.
 
+    Args:
+        value_bytes: of one number of a key or value.
+
     Raises:
         BackendError: `context-too-long` or `insufficient-memory`; nothing was loaded.
     """
     budget = default_bytes if params.memory_bytes is None else params.memory_bytes
-    block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * 4
+    block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * value_bytes
     affordable = budget // block_bytes
     wanted = params.context_length or config.context_length
     if wanted > config.context_length:

@@ -120,8 +120,8 @@ def _problem(example: TrainExample, vocab_size: int, context_length: int) -> str
     return None
 
 
-def cut(examples: Sequence[Example], size: int | None) -> Iterator[range]:
-    """Yield which examples run together: `size` at a time, or as many as ROWS_AT_ONCE allows."""
+def cut(examples: Sequence[Example], size: int | None, most_rows: int = ROWS_AT_ONCE) -> Iterator[range]:
+    """Yield which examples run together: `size` at a time, or as many as `most_rows` allows."""
     begin = 0
     while begin < len(examples):
         end = begin + 1
@@ -129,7 +129,7 @@ def cut(examples: Sequence[Example], size: int | None) -> Iterator[range]:
             end = min(begin + size, len(examples))
         else:
             rows = examples[begin].rows
-            while end < len(examples) and rows + examples[end].rows <= ROWS_AT_ONCE:
+            while end < len(examples) and rows + examples[end].rows <= most_rows:
                 rows += examples[end].rows
                 end += 1
         yield range(begin, end)

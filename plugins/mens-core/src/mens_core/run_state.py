@@ -28,7 +28,7 @@ from mens_core.numerics import NUMERICS_VERSION
 from mens_core.trainer import TrainerConfig, TrainerState
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
-from vox_plugin_api.messages import canonical_json
+from vox_plugin_api.messages import Numerics, canonical_json
 from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule
 
 __all__ = ["ADAPTER", "OPTIMIZER", "STATE", "SavedRun", "read_run", "read_state", "save_run"]
@@ -53,7 +53,13 @@ class SavedRun:
 
 
 def save_run(
-    folder: Path, config: TrainerConfig, state: TrainerState, *, model_digest: str, adapter_digest: str
+    folder: Path,
+    config: TrainerConfig,
+    state: TrainerState,
+    *,
+    model_digest: str,
+    adapter_digest: str,
+    numerics: Numerics = "canonical",
 ) -> dict[str, str]:
     """Write `folder`, which must not exist, and return the SHA-256 of each file in it.
 
@@ -84,7 +90,7 @@ def save_run(
             ADAPTER: _write(aside / ADAPTER, safetensors_pieces(shapes, state.parameters.__getitem__)),
             OPTIMIZER: _write(aside / OPTIMIZER, safetensors_pieces(of_moments, moment)),
         }
-        text = _state_text(config, state.step, digests, model_digest, adapter_digest)
+        text = _state_text(config, state.step, digests, model_digest, adapter_digest, numerics)
         digest = _write(aside / STATE, [text])
         _sync_folder(aside)
         aside.rename(folder)
@@ -105,7 +111,12 @@ def save_run(
 
 
 def _state_text(
-    config: TrainerConfig, step: int, digests: Mapping[str, str], model_digest: str, adapter_digest: str
+    config: TrainerConfig,
+    step: int,
+    digests: Mapping[str, str],
+    model_digest: str,
+    adapter_digest: str,
+    numerics: Numerics,
 ) -> bytes:
     return canonical_json(
         {
@@ -119,6 +130,8 @@ def _state_text(
             "optimizer": config.optimizer.model_dump(mode="json"),
             "schedule": config.schedule.model_dump(mode="json"),
             "files": digests,
+            # Left out where it is canonical: the bytes of such a save are on record.
+            **({} if numerics == "canonical" else {"numerics": numerics}),
         }
     )
 
@@ -143,7 +156,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_state(folder: Path, *, model_digest: str) -> SavedRun:
+def read_state(folder: Path, *, model_digest: str, numerics: Numerics = "canonical") -> SavedRun:
     """Read state.json and hold it against the loaded model.
 
     Raises:
@@ -158,13 +171,15 @@ def read_state(folder: Path, *, model_digest: str) -> SavedRun:
     for name, expected, found in (
         ("model_digest", model_digest, fields.get("model_digest")),
         ("numerics_version", NUMERICS_VERSION, fields.get("numerics_version")),
+        ("numerics", numerics, fields.get("numerics", "canonical")),
     ):
         if expected != found:
             raise BackendError(
                 "resume-mismatch",
                 f"{path} was written with another {name}; nothing was begun",
                 facts={"file": str(path), "expected": expected, "found": found},
-                remedy="Load the model that the run was begun with, by the version that wrote it.",
+                remedy="Load the model that the run was begun with, in the same numerics, by the version "
+                "that wrote it.",
             )
     try:
         return _parse(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -15,18 +16,33 @@ from mens_core.engine import Engine
 from mens_core.kv_plan import KvPlan, plan_kv_cache
 from mens_core.models.load import LoadedModel, Progress, load
 from mens_core.numerics import NUMERICS_VERSION
+from mens_core.numerics_error import compare_logits, reference_logits
 from mens_core.ops import Ops
-from mens_core.training_ops import TrainingOps
+from mens_core.scheduler import StepLimits
+from mens_core.training_ops import AdapterOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD
-from vox_plugin_api.messages import LoadModelParams, LoadResult, TensorsReport
+from vox_plugin_api.messages import LoadModelParams, LoadResult, NumericsError, TensorsReport
 
-__all__ = ["LaneFactory", "Served", "load_served"]
+__all__ = ["LaneFactory", "Served", "Service", "load_served"]
 
 LaneFactory = Callable[[LoadModelParams], Ops]
 """Makes a lane for one model: threads and numerics are in the parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """How models are served in one kind of numerics."""
+
+    make_lane: LaneFactory
+    make_adapting_lane: Callable[[Ops], AdapterOps]
+    """Makes the lane that puts an adapter on weights which another lane of the same kind loaded."""
+    kv_value_bytes: int = 4
+    """Of one number of the KV cache."""
+    rows: int = StepLimits().rows
+    """Rows of one step at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +62,10 @@ class Served:
 
 def load_served(
     params: LoadModelParams,
-    make_lane: LaneFactory,
+    service: Service,
     *,
-    make_adapting_lane: Callable[[Ops], TrainingOps],
     default_kv_bytes: int,
+    measured_by: Service | None = None,
 ) -> Generator[Progress, None, Served]:
     """Open, check and load a model directory, yielding after each layer.
 
@@ -57,8 +73,8 @@ def load_served(
     what can't fit fails in milliseconds.
 
     Args:
-        make_adapting_lane: makes the lane that puts an adapter on weights which another lane of the
-            same kind loaded.
+        measured_by: the canonical service that this one's logits are held against: the model is loaded
+            by it first, runs the reference prompts, and is let go of.
 
     Raises:
         BackendError: the directory, its config, its weights or the memory are not right.
@@ -67,21 +83,34 @@ def load_served(
     path = Path(params.model_dir)
     try:
         config = parse_config(read_json_object(path / "config.json"), source=str(path / "config.json"))
-        plan = plan_kv_cache(config, params, default_bytes=default_kv_bytes)
+        plan = plan_kv_cache(
+            config, params, default_bytes=default_kv_bytes, value_bytes=service.kv_value_bytes
+        )
         checkpoint = Checkpoint.open(path)
         adapter = None if params.adapter is None else read_adapter(params.adapter, config)
         opened = time.perf_counter()
-        ops = make_lane(params)
-        loaded = yield from load(config, checkpoint, ops)
+        reference = None
+        if measured_by is not None:
+            as_canonical = params.model_copy(update={"numerics": "canonical", "lane_options": {}})
+            model, adapter = yield from _load(
+                as_canonical, measured_by, config, checkpoint, adapter, compares=True
+            )
+            reference = reference_logits(model.model)
+            del model
+            # Its weights may be as large as what comes: cycles must not keep them.
+            gc.collect()
+        measured = time.perf_counter()
+        # Fast lanes hold rounded weights, which no copy equals: the canonical one has compared.
+        loaded, adapter = yield from _load(
+            params, service, config, checkpoint, adapter, compares=measured_by is None
+        )
         checkpoint.close()
-        if adapter is not None:
-            adapter = yield from _compared(adapter, loaded, ops)
-            ops = make_adapting_lane(ops)
-            loaded = _adapted(loaded, ops, adapter)
     except CheckpointError as error:
         raise BackendError(
             error.code, f"{error.message}. Nothing was loaded.", facts=error.facts, remedy=error.remedy
         ) from error
+    ops = loaded.model.ops
+    distance = None if reference is None else compare_logits(reference, reference_logits(loaded.model))
     weights_read = time.perf_counter()
     engine = Engine(
         loaded.model,
@@ -90,15 +119,37 @@ def load_served(
         context_length=plan.context_length,
         blocks=plan.blocks,
         max_sequences=params.max_sequences,
+        limits=StepLimits(rows=service.rows),
     )
     observation = {
         "open_s": opened - started,
-        "weights_s": weights_read - opened,
+        "weights_s": weights_read - measured,
         "load_s": time.perf_counter() - started,
         "kv_cache": plan.as_facts(),
         "lane": ops.facts(),
     }
-    return Served(ops, loaded, engine, _report(params, loaded, plan, adapter), observation)
+    if measured_by is not None:
+        observation["measured_s"] = measured - opened
+    return Served(ops, loaded, engine, _report(params, loaded, plan, adapter, distance), observation)
+
+
+def _load(
+    params: LoadModelParams,
+    service: Service,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    adapter: ServedAdapter | None,
+    *,
+    compares: bool,
+) -> Generator[Progress, None, tuple[LoadedModel, ServedAdapter | None]]:
+    """Load the model and put the adapter on it; `compares` holds its copies of base weights against them."""
+    ops = service.make_lane(params)
+    loaded = yield from load(config, checkpoint, ops)
+    if adapter is None:
+        return loaded, None
+    if compares:
+        adapter = yield from _compared(adapter, loaded, ops)
+    return _adapted(loaded, service.make_adapting_lane(ops), adapter), adapter
 
 
 def _compared(
@@ -121,14 +172,18 @@ def _compared(
         yield Progress(layers, layers)
 
 
-def _adapted(loaded: LoadedModel, ops: TrainingOps, adapter: ServedAdapter) -> LoadedModel:
+def _adapted(loaded: LoadedModel, ops: AdapterOps, adapter: ServedAdapter) -> LoadedModel:
     """Put the updates beside the weights, which stay as they are."""
     loras = make_loras(ops, adapter.plan, to_lane(ops, adapter.tensors))
     return replace(loaded, model=replace(loaded.model, ops=ops).adapted(loras))
 
 
 def _report(
-    params: LoadModelParams, loaded: LoadedModel, plan: KvPlan, adapter: ServedAdapter | None
+    params: LoadModelParams,
+    loaded: LoadedModel,
+    plan: KvPlan,
+    adapter: ServedAdapter | None,
+    distance: NumericsError | None,
 ) -> LoadResult:
     config = loaded.model.config
     return LoadResult(
@@ -143,5 +198,6 @@ def _report(
         model_context_length=config.context_length,
         tensors=TensorsReport(used=list(loaded.plan.used), unused=list(loaded.plan.unused)),
         adapter_digest=None if adapter is None else adapter.digest,
+        numerics_error=distance,
         warnings=[*loaded.notes, *plan.warnings, *(() if adapter is None else adapter.warnings)],
     )

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mens_core.adapters.apply import lane_shapes
+from mens_core.adapters.plan import AdapterPlan
+from mens_core.differentiate import Score
 from mens_core.micro_batches import Example, read_examples
 from mens_core.models.load import LoadedModel
 from mens_core.models.model import Model
 from mens_core.run_state import read_run, read_state, save_run
-from mens_core.trainer import Trainer, TrainerConfig, TrainerState
+from mens_core.trainer import StepOutcome, Trainer, TrainerConfig, TrainerState
 from mens_core.training_ops import TrainingOps
 from mens_core.training_plan import plan_step
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError, BackendInfo, Reply, Stream
+from vox_plugin_api.messages import Numerics
 from vox_plugin_api.resident import resident_bytes
 
 if TYPE_CHECKING:  # loaded where a training runs on several devices
     from mens_core.peers.team import Team
     from mens_core.peers.wire import PeerSetup
 
-__all__ = ["TrainingRun", "answer_plan", "begin_run"]
+__all__ = ["MakeTrainer", "StepTrainer", "TrainingRun", "answer_plan", "begin_run"]
 
 T = TypeVar("T")
+
+
+class StepTrainer(Protocol):
+    """An adapter in training: `Trainer`, or what a lane has for other numerics."""
+
+    config: TrainerConfig
+    plan: AdapterPlan
+    step: int
+    adapter_digest: str
+
+    def train_step(self, examples: Sequence[Example]) -> Generator[None, None, StepOutcome]:
+        """Take one optimizer step; until it returns, nothing has changed."""
+        ...
+
+    def evaluate(self, examples: Sequence[Example], *, digests: bool) -> Generator[None, None, list[Score]]:
+        """Return the loss of each example with the adapter as it is."""
+        ...
+
+    def state(self) -> TrainerState:
+        """Return a copy of everything that a later run needs."""
+        ...
+
+
+MakeTrainer = Callable[[Model, TrainerConfig, TrainerState | None, int | None], StepTrainer]
+"""Makes one from a loaded model, what the run is, a state to go on from, and a micro-batch size."""
 
 
 def answer_plan(params: t.TrainPlanParams, loaded: LoadedModel, ops: TrainingOps) -> Reply:
@@ -51,16 +79,18 @@ def answer_plan(params: t.TrainPlanParams, loaded: LoadedModel, ops: TrainingOps
 def begin_run(
     params: t.TrainBeginParams,
     model: Model,
-    ops: TrainingOps,
+    ops: TrainingOps | None,
     info: BackendInfo,
     *,
     loaded_with: m.LoadModelParams,
     peers: PeerSetup | None,
+    make_trainer: MakeTrainer | None = None,
 ) -> Generator[None, None, TrainingRun]:
     """Make first values or read those of a save, and start the other devices' processes if there are some.
 
     Args:
         model: on `ops`, loaded with `loaded_with`; the other ranks load it likewise.
+        make_trainer: of numerics that are not canonical; then `ops` are None.
         peers: None: the lane has one device, and `params` ask for one.
 
     Raises:
@@ -72,13 +102,13 @@ def begin_run(
     state = None
     if params.resume_dir is not None:
         folder = Path(params.resume_dir)
-        saved = read_state(folder, model_digest=digest)
+        saved = read_state(folder, model_digest=digest, numerics=loaded_with.numerics)
         config = saved.config
         state = read_run(folder, saved, Trainer.plan_for(model, config).shapes)
     else:
         config = _new_config(params)
     team = None
-    if params.devices > 1 and peers is not None:
+    if params.devices > 1 and peers is not None and ops is not None:
         team = yield from _start_team(params, config, model, ops, info, loaded_with, peers)
     try:
         run = TrainingRun(
@@ -89,6 +119,8 @@ def begin_run(
             state=state,
             micro_batch_size=params.micro_batch_size,
             team=team,
+            make_trainer=make_trainer,
+            numerics=loaded_with.numerics,
         )
     except BaseException:
         if team is not None:
@@ -137,13 +169,15 @@ class TrainingRun:
     def __init__(
         self,
         model: Model,
-        ops: TrainingOps,
+        ops: TrainingOps | None,
         config: TrainerConfig,
         *,
         model_digest: str,
         state: TrainerState | None = None,
         micro_batch_size: int | None = None,
         team: Team | None = None,
+        make_trainer: MakeTrainer | None = None,
+        numerics: Numerics = "canonical",
     ) -> None:
         """Make first values, or take those of `state`.
 
@@ -151,10 +185,19 @@ class TrainingRun:
             BackendError: the adapter doesn't fit the model, or a rank was lost.
         """
         self._team = team
-        self._trainer = Trainer(model, ops, config, state=state, micro_batch_size=micro_batch_size, team=team)
+        self._trainer: StepTrainer
+        if make_trainer is not None:
+            self._trainer = make_trainer(model, config, state, micro_batch_size)
+        elif ops is not None:
+            self._trainer = Trainer(
+                model, ops, config, state=state, micro_batch_size=micro_batch_size, team=team
+            )
+        else:
+            raise AssertionError("a run has operators, or a trainer of its own")
         self.begin_s = 0.0
         """What beginning took, for the report."""
         self._model_digest = model_digest
+        self._numerics: Numerics = numerics
         self._vocab_size = model.config.vocab_size
         self._context_length = model.config.context_length
         self._is_busy = False
@@ -221,6 +264,7 @@ class TrainingRun:
                 state,
                 model_digest=self._model_digest,
                 adapter_digest=trainer.adapter_digest,
+                numerics=self._numerics,
             )
             yield Reply(
                 t.TrainSaveResult(step=state.step, adapter_digest=trainer.adapter_digest, files=files),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mens_core.ops import AttentionSpec, Batch, Ints, KvCache, Matrix, Ops, RotaryTable, Tensor
 
-__all__ = ["AdamW", "AttentionSaved", "DropoutKey", "TrainingOps"]
+__all__ = ["AdamW", "AdapterOps", "AttentionSaved", "DropoutKey", "TrainingOps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,28 @@ class AdamW:
         return astuple(self)
 
 
-class TrainingOps(Ops):
-    """`Ops`, with a backward for each operator that has one, the loss, and the update."""
+class AdapterOps(Ops):
+    """`Ops`, with what serving an adapter beside the weights takes."""
+
+    @abstractmethod
+    def from_host(self, x: npt.NDArray[np.float32]) -> Tensor:
+        """Take a float32 array of any shape as a tensor (a copy)."""
+
+    @abstractmethod
+    def matrix(self, x: Tensor, *, name: str) -> Matrix:
+        """Take a float32 tensor [rows, columns] as a weight for `linear`; later changes of x don't show."""
+
+    @abstractmethod
+    def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
+        """y + x * factor: a product rounded, then a sum rounded."""
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
+        """x * factor, one rounding; the average over a step is `scale` by 1 / its trained tokens."""
+
+
+class TrainingOps(AdapterOps):
+    """`AdapterOps`, with a backward for each operator that has one, the loss, and the update."""
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -103,14 +123,6 @@ class TrainingOps(Ops):
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """What a `matrix` of float32 takes."""
         return 4 * rows * columns
-
-    @abstractmethod
-    def from_host(self, x: npt.NDArray[np.float32]) -> Tensor:
-        """Take a float32 array of any shape as a tensor (a copy)."""
-
-    @abstractmethod
-    def matrix(self, x: Tensor, *, name: str) -> Matrix:
-        """Take a float32 tensor [rows, columns] as a weight for `linear`; later changes of x don't show."""
 
     # --- backward of the forward's operators ------------------------------------------------------
 
@@ -190,14 +202,6 @@ class TrainingOps(Ops):
         """Sums [E] of losses [L] by C128, chunked by position; example e owns starts[e] to starts[e + 1]."""
 
     # --- adapters -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
-        """x * factor, one rounding; the average over a step is `scale` by 1 / its trained tokens."""
-
-    @abstractmethod
-    def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
-        """y + x * factor: a product rounded, then a sum rounded."""
 
     @abstractmethod
     def dropout(

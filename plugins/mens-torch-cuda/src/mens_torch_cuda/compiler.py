@@ -83,9 +83,18 @@ class Nvrtc:
 
 
 def compile_kernels(
-    source: str, options: tuple[str, ...], capability: tuple[int, int], compiler: Compiler, folder: Path
+    source: str,
+    options: tuple[str, ...],
+    capability: tuple[int, int],
+    compiler: Compiler,
+    folder: Path,
+    *,
+    is_exact: bool = True,
 ) -> Kernels:
     """Return the kernels, from `folder` where it has them.
+
+    Args:
+        is_exact: whether the source is bound to the rules of docs/numerics.md; fast mode's is not.
 
     Raises:
         BackendError: `kernels-not-built` or `kernels-not-exact`; the lane can't be used.
@@ -107,7 +116,8 @@ def compile_kernels(
     except CompileError as problem:
         text = "\n".join(str(problem).splitlines()[:_SHOWN_LINES])
         raise _not_built(f"{version} refused the source: {text}", facts) from None
-    refuse_inexact(ptx, facts)
+    if is_exact:
+        refuse_inexact(ptx, facts)
     return Kernels(cubin, version, digest, _write(path, cubin))
 
 

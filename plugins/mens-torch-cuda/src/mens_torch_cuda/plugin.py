@@ -39,6 +39,10 @@ def backend() -> Backend:
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
     started = start(os.environ)
+    # From here on torch is there.
+    import torch
+
+    from mens_torch_cuda.fast.mode import fast_mode
 
     def make_lane_for(params: LoadModelParams) -> Ops:
         refuse_options(params.lane_options)
@@ -78,15 +82,36 @@ def backend() -> Backend:
     def test_operators() -> SelfTestResult:
         return self_test(started.lane)
 
+    def prepare_fast(params: LoadModelParams) -> None:
+        from mens_torch_cuda.fast import fused
+        from mens_torch_cuda.fast.weights import weight_bytes as fast_weight_bytes
+
+        refuse_options(params.lane_options)
+        free, total = free_memory()
+        check_fit(
+            fast_weight_bytes(Path(params.model_dir)),
+            free=free,
+            total=total,
+            device=started.gpu.name,
+            remedy="Free the GPU of other programs (nvidia-smi lists them), take a smaller model, "
+            "or use canonical numerics, which keep quantised weights as they are.",
+        )
+        fused.use(started.gpu.capability)
+
     info = BackendInfo(
         plugin_id=PLUGIN_ID,
         plugin_version=version(PLUGIN_ID),
         lane="cuda",
-        numerics=("canonical",),
+        numerics=("canonical", "fast"),
         capabilities=("generate", "evaluate", "trace", "train", "adapters"),
     )
     return MensBackend(
-        info, make_lane_for, test_operators, make_training_lane=make_training_lane, peers=peers
+        info,
+        make_lane_for,
+        test_operators,
+        make_training_lane=make_training_lane,
+        peers=peers,
+        fast=fast_mode(torch.device("cuda"), facts=started.facts(), prepare=prepare_fast),
     )
 
 

@@ -15,7 +15,7 @@ from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import AdapterPlan
 from mens_core.models.linear import Lora
 from mens_core.ops import Tensor
-from mens_core.training_ops import TrainingOps
+from mens_core.training_ops import AdapterOps
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 
 __all__ = ["from_lane", "lane_shapes", "make_loras", "to_lane"]
@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float32]
 _TURNED = parameter_key(f"{EMBEDDING_LAYER}.lora_A")
 
 
-def to_lane(ops: TrainingOps, tensors: Mapping[str, Floats]) -> dict[str, Tensor]:
+def to_lane(ops: AdapterOps, tensors: Mapping[str, Floats]) -> dict[str, Tensor]:
     """Copy tensors, by their keys, to a lane."""
     return {key: ops.from_host(_turned(key, values)) for key, values in tensors.items()}
 
 
-def from_lane(ops: TrainingOps, tensors: Mapping[str, Tensor]) -> Mapping[str, Floats]:
+def from_lane(ops: AdapterOps, tensors: Mapping[str, Tensor]) -> Mapping[str, Floats]:
     """Return tensors on a lane as arrays, by their keys; each comes to the host when it is read."""
     return _FromLane(ops, tensors)
 
@@ -38,7 +38,7 @@ def from_lane(ops: TrainingOps, tensors: Mapping[str, Tensor]) -> Mapping[str, F
 class _FromLane(Mapping[str, Floats]):
     """A step exchanges tensors and changes none, so no copy is needed."""
 
-    def __init__(self, ops: TrainingOps, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, ops: AdapterOps, tensors: Mapping[str, Tensor]) -> None:
         self._ops, self._tensors = ops, tensors
 
     def __getitem__(self, key: str) -> Floats:
@@ -59,7 +59,7 @@ def lane_shapes(plan: AdapterPlan) -> dict[str, tuple[int, int]]:
     }
 
 
-def make_loras(ops: TrainingOps, plan: AdapterPlan, tensors: Mapping[str, Tensor]) -> dict[str, Lora]:
+def make_loras(ops: AdapterOps, plan: AdapterPlan, tensors: Mapping[str, Tensor]) -> dict[str, Lora]:
     """Return the updates by the names of their layers; later changes of the tensors don't show.
 
     Args:
