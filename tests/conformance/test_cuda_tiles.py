@@ -13,7 +13,7 @@ from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.packed import linear_launch, packed
-from mens_torch_cuda.tile_choice import SMALL, TILES, code_tile, float_tile
+from mens_torch_cuda.tile_choice import CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
 SHAPES = [(1, 32, 1), (70, 160, 33), (33, 1024, 9), (130, 544, 20), (64, 2208, 65)]
 """Outputs, columns, rows: groups that are not full, chunks that are not whole, slices without a chunk."""
@@ -74,11 +74,11 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
     outputs, columns, rows = shape
     device = ShimDevice(cuda_library, order=order)
     if format_ == "q8_0":
-        weight, tiles = code_weights(device, outputs, columns), TILES
+        weight, tiles = code_weights(device, outputs, columns), CODE_TILES.values()
         codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
         activations = (device.put(codes), device.put(np.abs(drawn(4, rows, columns // 32))))
     else:
-        weight, tiles = float_weights(device, format_, outputs, columns), (SMALL, *TILES[:-1])
+        weight, tiles = float_weights(device, format_, outputs, columns), FLOAT_TILES
         activations = (device.put(wide(5, rows, columns)),)
     residual = drawn(6, rows, outputs)
     expected = plain(device, weight, activations, rows)
@@ -89,9 +89,10 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
-    assert [float_tile(rows, [4096]).name for rows in (2, 9, 17, 512)] == ["8", "16", "32", "Wide"]
+    assert [float_tile(rows, [4096]).name for rows in (2, 9, 32, 512)] == ["8", "8", "16", "32"]
+    assert float_tile(16, [12288, 12288]).name == "16" and float_tile(32, [1024]).name == "8"
     assert [code_tile(rows, [4096]).name for rows in (2, 17, 33, 512)] == ["16", "32", "Wide", "Many"]
-    assert float_tile(32, [12288, 12288]).name == code_tile(32, [12288, 12288]).name == "Wide"
+    assert code_tile(32, [1024]).name == "Thin" and code_tile(32, [12288, 12288]).name == "Wide"
 
 
 SEQUENCES = {

@@ -21,7 +21,7 @@ _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
 """Query heads that kernels/attend.h takes together."""
-_FEW_PLACES = 64
+_FEW_PLACES = 16
 """Rows times KV blocks up to which each query head has a group of its own."""
 
 
@@ -186,7 +186,7 @@ class Launcher:
         else:
             buffers = (node.inputs[0].buffer, node.inputs[1].buffer, *written)
             args = constants(columns, _MODES[node.kind])
-            self._device.launch(Launch("vox_step_gate", buffers, args, (columns, rows)))
+            self._device.launch(Launch("vox_step_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
         q_norm, k_norm, q_rope, k_rope, append = nodes

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SMALL", "TILES", "Tile", "code_tile", "float_tile"]
+__all__ = ["CODE_TILES", "FLOAT_TILES", "Tile", "code_tile", "float_tile"]
 
 _ENOUGH = 264
 """Groups that keep a large GPU busy: with fewer, each has fewer rows or outputs."""
 _FEW = 96
-"""Groups below which more of half the size are the faster ones."""
+_MANY = 256
+"""Groups below which smaller ones were faster (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +28,35 @@ class Tile:
         return -(-rows // self.rows) * sum(-(-count // self.outputs) for count in outputs)
 
 
-TILES = (Tile("16", 16, 32), Tile("32", 32, 32), Tile("Wide", 32, 64), Tile("Many", 64, 64))
-SMALL = Tile("8", 8, 32)
-"""Those of int8 codes are `TILES`; those of 16-bit weights are `SMALL` and all but the last."""
+CODE_TILES = {
+    tile.name: tile
+    for tile in (
+        Tile("16", 16, 32),
+        Tile("32", 32, 32),
+        Tile("Thin", 32, 16),
+        Tile("Wide", 32, 64),
+        Tile("Many", 64, 64),
+    )
+}
+FLOAT_TILES = (Tile("8", 8, 32), Tile("16", 16, 64), Tile("32", 32, 64))
 
 
 def code_tile(rows: int, outputs: Sequence[int]) -> Tile:
-    """Of int8 codes: the widest with groups enough."""
-    small, plain, wide, many = TILES
-    if rows <= small.rows:
-        return small
+    """Of int8 codes."""
+    wide, many = CODE_TILES["Wide"], CODE_TILES["Many"]
+    if rows <= 16:
+        return CODE_TILES["16"]
     if rows > wide.rows:
         return many if many.groups(rows, outputs) >= _ENOUGH else wide
-    return wide if wide.groups(rows, outputs) >= _FEW else plain
+    if wide.groups(rows, outputs) >= _ENOUGH:
+        return wide
+    plain = CODE_TILES["32"]
+    return plain if plain.groups(rows, outputs) >= _FEW else CODE_TILES["Thin"]
 
 
 def float_tile(rows: int, outputs: Sequence[int]) -> Tile:
-    """Of 16-bit weights: the widest with groups enough."""
-    small, plain, wide, _ = TILES
-    for tile in (SMALL, small):
-        if rows <= tile.rows:
-            return tile
-    return wide if wide.groups(rows, outputs) >= _FEW else plain
+    """Of 16-bit weights: the largest that has rows enough and groups enough."""
+    small, middle, large = FLOAT_TILES
+    if rows > middle.rows and large.groups(rows, outputs) >= _MANY:
+        return large
+    return middle if rows > small.rows and middle.groups(rows, outputs) >= _FEW else small

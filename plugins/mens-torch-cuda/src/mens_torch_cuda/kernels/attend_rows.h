@@ -25,6 +25,7 @@ enum {
   kLaneCells = 4,
   kStageTerms = 8,
   kStageFloats = kStageTerms * (int)kBlock,
+  kHalfStage = kStageFloats / 2,  // what all threads send at once
   kRing = 3,  // stages
   kWeightPitch = (int)kBlock + 16,
   kQueryFloats = kQueries * (int)kChunk,
@@ -86,26 +87,34 @@ struct AttendRows {
     }
     const int64_t table = (int64_t)at.sequences[first] * args.blocks_per_sequence;
     const int32_t of_keys = width / kStageTerms, last_block = last / (int32_t)kBlock;
-    // What is sent next: stage `sending` of block `to_send`, keys first; and how many stages were sent and used.
-    int32_t to_send = first_block(args, lowest), sending = 0, sent_stages = 0, used = 0;
+    // What is sent next: stage `sending` of `stages` of block `to_send`, keys first, to a place of the ring; from
+    // where the thread's part of it lies. Where the next stage is used.
+    int32_t to_send = first_block(args, lowest), sending = 0, stages = 0, free = 0, used = 0;
+    const float *keys = at.keys, *values = at.values;
     auto send = [&]() {
       if (to_send <= last_block) {
-        const int64_t cache = (int64_t)at.block_tables[table + to_send] * args.kv_heads + kv_head;
-        float* to = at.ring + sent_stages % kRing * kStageFloats;
-        const bool is_key = sending < of_keys;
-        const float* from = is_key ? at.keys + (cache * width + sending * kStageTerms) * kBlock
-                                   : at.values + (cache * kBlock + (sending - of_keys) * kStageTerms) * args.value_stride;
-        const int32_t step = is_key ? (int32_t)kBlock : args.value_stride, there = is_key ? (int32_t)kBlock : width;
-#pragma unroll
-        for (int u = 0; u < kStageFloats / 4 / kGroup; ++u) {
-          const int i = VOX_LOCAL + u * kGroup, c = i % 32 * 4;
-          if (c < there) sent<16>(to + i * 4, from + (int64_t)(i / 32) * step + c);
+        if (sending == 0) {
+          const int64_t cache = (int64_t)at.block_tables[table + to_send] * args.kv_heads + kv_head;
+          keys = at.keys + cache * width * kBlock + VOX_LOCAL * 4;
+          values = at.values + (cache * kBlock + VOX_LOCAL / 32) * args.value_stride + VOX_LOCAL % 32 * 4;
+          const int32_t left = last - to_send * (int32_t)kBlock + 1;
+          stages = of_keys + ((left < (int32_t)kBlock ? left : (int32_t)kBlock) + kStageTerms - 1) / kStageTerms;
         }
-        sent_stages += 1;
+        float* to = at.ring + free * kStageFloats + VOX_LOCAL * 4;
+        if (sending < of_keys) {
+          sent<16>(to, keys);
+          sent<16>(to + kHalfStage, keys + kHalfStage);
+          keys += kStageFloats;
+        } else {
+          if (VOX_LOCAL % 32 * 4 < width) {
+            sent<16>(to, values);
+            sent<16>(to + kHalfStage, values + 4 * args.value_stride);
+          }
+          values += kStageTerms * args.value_stride;
+        }
+        free = free + 1 == kRing ? 0 : free + 1;
         sending += 1;
-        const int32_t of_block = last - to_send * (int32_t)kBlock + 1;
-        const int32_t of_values = ((of_block < (int32_t)kBlock ? of_block : (int32_t)kBlock) + kStageTerms - 1) / kStageTerms;
-        if (sending == of_keys + of_values) {
+        if (sending == stages) {
           sending = 0;
           to_send += 1;
         }
@@ -117,7 +126,9 @@ struct AttendRows {
       arrived_but<kRing - 2>();
       VOX_BARRIER();
       send();
-      return (const float*)(at.ring + used++ % kRing * kStageFloats + lane * kLaneCells);
+      const float* stage = at.ring + used * kStageFloats + lane * kLaneCells;
+      used = used + 1 == kRing ? 0 : used + 1;
+      return stage;
     };
 #pragma unroll
     for (int s = 0; s < kRing - 1; ++s) send();

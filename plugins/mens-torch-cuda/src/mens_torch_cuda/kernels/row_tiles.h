@@ -17,6 +17,14 @@ struct RowTileIn {
   int32_t *faults0, *faults1, *faults2;
 };
 
+// A pointer that the compiler keeps, and does not make again wherever it is used.
+CANON const float* kept(const float* pointer) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+l"(pointer));
+#endif
+  return pointer;
+}
+
 template <class F, int LanesM, int RM, int RN, int Slices, int Ahead>
 struct RowTiles {
   enum {
@@ -68,11 +76,10 @@ struct RowTiles {
   CANON void send(const Place& at, float* to, int32_t chunk, int32_t s) {
     const int thread = VOX_LOCAL % (32 * Warps);
     const int32_t first = chunk * (int32_t)kChunk + s * kColumns;
+    if (first + thread % 4 * 4 >= at.columns) return;
+    to += thread / 4 * pitch + thread % 4 * 4;
 #pragma unroll
-    for (int u = 0; u < kSent; ++u) {
-      const int quad = thread + u * 32 * Warps;
-      if (first + quad % 4 * 4 < at.columns) sent<16>(to + quad / 4 * pitch + quad % 4 * 4, at.x[u] + first);
-    }
+    for (int u = 0; u < kSent; ++u) sent<16>(to + u * 8 * Warps * pitch, at.x[u] + first);
   }
   // Eight more terms of every chain.
   CANON void eight(float (&p)[RM][RN], const Piece* w, const float* rows) {
@@ -99,8 +106,8 @@ struct RowTiles {
 
   CANON void run(const RowTileIn& in, const TileArgs& args, float* shared) {
     const int warp = VOX_LOCAL / 32, lane = VOX_LOCAL % 32, slice = warp / Warps;
-    const TilePlace tile = tile_place<kN>(args);
-    const int64_t first_output = tile.group * kN, first_row = VOX_GROUP_Y * kM;
+    const TilePlace tile = tile_place<kM, kN>(args);
+    const int64_t first_output = tile.group * kN, first_row = tile.rows * kM;
     const Piece* weight = tile.which == 0 ? in.w0 : tile.which == 1 ? in.w1 : in.w2;
     const Piece* of_group = weight + piece_at(first_output, 0, args.columns / 8);
     Place at = {weight + piece_at(first_output + lane % LanesN, 0, args.columns / 8),
@@ -109,7 +116,7 @@ struct RowTiles {
     for (int u = 0; u < kSent; ++u) {
       const int quad = VOX_LOCAL % (32 * Warps) + u * 32 * Warps;
       const int64_t row = first_row + quad / 4;
-      at.x[u] = in.x + (row < args.rows ? row : args.rows - 1) * args.columns + quad % 4 * 4;
+      at.x[u] = kept(in.x + (row < args.rows ? row : args.rows - 1) * args.columns + quad % 4 * 4);
     }
     float* staged = shared + slice * kRing * stage;
     float* partials = shared + rows_floats;
@@ -226,9 +233,8 @@ struct RowTiles {
   using RowTiles##name = RowTiles<F, LanesM, RM, RN, Slices, Ahead>;     \
   enum { kRowTiles##name = RowTiles##name<PackedBf16>::all };
 VOX_ROW_TILES(8, 2, 4, 2, 4, 2)      // 8 x 32
-VOX_ROW_TILES(16, 2, 8, 2, 4, 2)     // 16 x 32
-VOX_ROW_TILES(32, 2, 16, 2, 4, 2)    // 32 x 32
-VOX_ROW_TILES(Wide, 2, 16, 4, 4, 1)  // 32 x 64
+VOX_ROW_TILES(16, 2, 8, 4, 4, 2)     // 16 x 64
+VOX_ROW_TILES(32, 2, 16, 4, 4, 1)    // 32 x 64
 #undef VOX_ROW_TILES
 
 }  // namespace VOX_ISA
@@ -246,9 +252,8 @@ VOX_ROW_TILES(Wide, 2, 16, 4, 4, 1)  // 32 x 64
   }
 #define VOX_STEP_ROW_TILES_OF(suffix, F)    \
   VOX_STEP_ROW_TILES(suffix, F, 8, 4)       \
-  VOX_STEP_ROW_TILES(suffix, F, 16, 4)      \
-  VOX_STEP_ROW_TILES(suffix, F, 32, 3)      \
-  VOX_STEP_ROW_TILES(suffix, F, Wide, 2)
+  VOX_STEP_ROW_TILES(suffix, F, 16, 3)      \
+  VOX_STEP_ROW_TILES(suffix, F, 32, 2)
 VOX_STEP_ROW_TILES_OF(f16, PackedF16)
 VOX_STEP_ROW_TILES_OF(bf16, PackedBf16)
 #undef VOX_STEP_ROW_TILES_OF

@@ -95,18 +95,23 @@ CANON FourDots tile_dots(const TileRows& a, const TwoWords& b, const uint8_t* ro
   return to;
 }
 
-// Which of the weights side by side a group works for, and which `N` of its outputs.
+// What a group makes: which of the weights side by side, which `N` of its outputs, which `M` rows. Groups that run at
+// the same time are of kBand tiles of rows, so that weights which the second cache can't hold are read once for them.
+enum { kBand = 8 };
 struct TilePlace {
   int which;
-  int64_t group;
+  int64_t group, rows;
 };
-template <int N>
+template <int M, int N>
 CANON TilePlace tile_place(const TileArgs& args) {
   const int64_t groups0 = (args.outputs0 + N - 1) / N, groups1 = (args.outputs1 + N - 1) / N;
-  const int64_t group = VOX_GROUP_X;
-  if (group < groups0) return {0, group};
-  if (group < groups0 + groups1) return {1, group - groups0};
-  return {2, group - groups0 - groups1};
+  const int64_t across = groups0 + groups1 + (args.outputs2 + N - 1) / N, high = (args.rows + M - 1) / M;
+  const int64_t index = VOX_GROUP_Y * across + VOX_GROUP_X, band = index / (kBand * across);
+  const int64_t left = high - band * kBand, tall = left < kBand ? left : kBand, inside = index - band * kBand * across;
+  const int64_t group = inside / tall, rows = band * kBand + inside % tall;
+  if (group < groups0) return {0, group, rows};
+  if (group < groups0 + groups1) return {1, group - groups0, rows};
+  return {2, group - groups0 - groups1, rows};
 }
 
 struct TileIn {
@@ -273,10 +278,10 @@ struct Tiles {
   CANON void run(const TileIn& in, const TileArgs& args, uint8_t* shared) {
     const int warp = VOX_LOCAL / 32, lane = VOX_LOCAL % 32;
     const int row0 = warp % AcrossM * TilesM * 16, n0 = warp / AcrossM * TilesN * 8;
-    const TilePlace tile = tile_place<kN>(args);
+    const TilePlace tile = tile_place<kM, kN>(args);
     const int which = tile.which;
     const Place at = {which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2, which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2,
-                      tile.group * kN, VOX_GROUP_Y * kM, args.columns / 32};
+                      tile.group * kN, tile.rows * kM, args.columns / 32};
     Sends sends;
     find(in, args, at, sends);
     const int32_t rounds = (at.blocks + Blocks - 1) / Blocks;
@@ -340,9 +345,10 @@ struct Tiles {
 
 typedef Tiles<1, 4, 1, 1, 4, 4> Tiles16;   // 16 x 32
 typedef Tiles<1, 4, 2, 1, 4, 4> Tiles32;   // 32 x 32
+typedef Tiles<2, 2, 1, 1, 4, 5> TilesThin;  // 32 x 16: for few
 typedef Tiles<1, 4, 2, 2, 4, 3> TilesWide;  // 32 x 64: for many outputs
 typedef Tiles<1, 4, 4, 2, 4, 2> TilesMany;  // 64 x 64
-enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTilesWide = TilesWide::all, kTilesMany = TilesMany::all };
+enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTilesThin = TilesThin::all, kTilesWide = TilesWide::all, kTilesMany = TilesMany::all };
 
 }  // namespace VOX_ISA
 }  // namespace vox
@@ -360,6 +366,7 @@ enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTilesWide = TilesWide:
   }
 VOX_STEP_TILES(16, 4)
 VOX_STEP_TILES(32, 3)
+VOX_STEP_TILES(Thin, 4)
 VOX_STEP_TILES(Wide, 3)
 VOX_STEP_TILES(Many, 3)
 #undef VOX_STEP_TILES
