@@ -115,12 +115,15 @@ def test_attention_of_many_rows_gives_the_bytes_of_the_plain_kernel(cuda_library
     tables = np.full((len(sequences), max(blocks)), -1, np.int32)
     for i, count in enumerate(blocks):
         tables[i, :count] = sum(blocks[:i]) + rng.permutation(count)
+    values = wide(10, sum(blocks), kv_heads, 128, stride)
+    # Products that are flushed, between zeros: what is not seen must not turn a -0 into +0.
+    values[..., :8] = rng.choice(np.array([-1.3e-38, 0.0], np.float32), values[..., :8].shape)
     inputs = [
         device.put(array)
         for array in (
             drawn(8, rows, heads * head_dim),
             drawn(9, sum(blocks), kv_heads, head_dim, 128),
-            wide(10, sum(blocks), kv_heads, 128, stride),
+            values,
             np.concatenate([np.arange(first, first + count) for first, count in sequences]).astype(np.int32),
             np.repeat(np.arange(len(sequences)), counts).astype(np.int32),
             tables,
@@ -146,3 +149,33 @@ def test_attention_of_many_rows_gives_the_bytes_of_the_plain_kernel(cuda_library
         (len(tiles) * kv_heads * GROUP, 1),
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("columns", [96, 2080])
+def test_norm_and_codes_of_rows_give_the_bytes_of_two_kernels(cuda_library, columns):
+    """More of a row than a thread asks for at once."""
+    device, rows = ShimDevice(cuda_library), 3
+    x, weight = device.put(drawn(11, rows, columns)), device.put(drawn(12, columns))
+
+    def made(*launches):
+        out, codes, scales = (
+            device.empty(4 * rows * columns),
+            device.empty(rows * columns),
+            device.empty(rows * columns // 8),
+        )
+        flags = device.zeros(4 * rows)
+        for kernel, buffers, args, threads in launches:
+            held = {"out": out, "codes": codes, "scales": scales, "flags": flags}
+            device.launch(
+                Launch(
+                    kernel, tuple(held.get(b, b) if isinstance(b, str) else b for b in buffers), args, threads
+                )
+            )
+        return out.tobytes(), codes.tobytes(), scales.tobytes()
+
+    apart = made(
+        ("vox_norm", (x, weight, "out", "flags"), constants(1, columns, 1e-6), (GROUP, rows)),
+        ("vox_quantise_32", ("out", "codes", "scales"), constants(columns), (columns // 32, rows)),
+    )
+    buffers = (x, weight, "out", "codes", "scales", "flags")
+    assert made(("vox_step_rows", buffers, constants(columns, 1e-6), (GROUP, rows))) == apart
