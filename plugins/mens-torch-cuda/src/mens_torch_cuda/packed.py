@@ -63,7 +63,7 @@ class PackedMatrix:
 
 
 def _beside(padded: int, columns: int, block: int) -> int:
-    """Bytes of what scales the codes; of blocks of 32 room for whole chunks: four scales at a time are read."""
+    """Bytes of what scales the codes; for blocks of 32, room for whole chunks: four are read at once."""
     blocks = columns // block
     if block == _SUPER:
         return padded * blocks * _SIDE_BYTES
