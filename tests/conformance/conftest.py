@@ -68,6 +68,14 @@ def lane(library, shim_folder):
 
 
 @pytest.fixture(scope="session")
+def cuda_library(shim_folder):
+    """All kernels of the CUDA lane, to run on the CPU."""
+    from mens_torch_cuda.kernel_text import cuda_source
+
+    return shim.build(shim_folder, cuda_source(), "cuda")
+
+
+@pytest.fixture(scope="session")
 def expected(library):
     """What the scalar reference gives, by the name of the case."""
     from mens_cpu_ref.training_lane import ReferenceTrainingOps

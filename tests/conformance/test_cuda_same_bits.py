@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from gpu.shape_model import QWEN3_06B, write_shape
-from grid_shim import build as shim
 from grid_shim.device import ShimDevice
 from grid_shim.shapes import SHAPES
 from lanes.batches import Sequences
@@ -88,11 +87,9 @@ class CapturingShim(ShimDevice):
         target[:] = np.frombuffer(array.tobytes(), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    if shim.compiler() is None:
-        pytest.skip("needs a C++ compiler or the ziglang wheel")
-    return shim.build(tmp_path_factory.mktemp("cuda"), cuda_source(), "cuda")
+@pytest.fixture
+def built(cuda_library):
+    return cuda_library
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +111,22 @@ def test_every_operator_gives_the_reference_s_bytes(built, reference, name):
     assert results(case, CudaOps(ShimDevice(built), facts={})) == results(case, reference())
 
 
-@pytest.mark.parametrize("format_", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("format_", ["f16", "bf16", "q8_0", "q5_0", "q4_0"])
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 17])
 @pytest.mark.parametrize(("outputs", "columns"), [(1, 32), (16, 128), (17, 160), (33, 1024), (40, 1312)])
 def test_packed_weights_give_the_reference_s_bytes(built, reference, format_, rows, outputs, columns):
     """Groups that are not full, chunks that are not whole, more rounds than one."""
+    same_packed(built, reference, format_, rows, outputs, columns)
 
+
+@pytest.mark.parametrize("format_", ["q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize(("outputs", "columns"), [(17, 256), (33, 2304)])
+def test_packed_super_blocks_give_the_reference_s_bytes(built, reference, format_, rows, outputs, columns):
+    same_packed(built, reference, format_, rows, outputs, columns)
+
+
+def same_packed(built, reference, format_, rows, outputs, columns):
     def case(ops):
         matrix = ops.load_matrix(weight(format_, 5, outputs, columns))
         x = put(ops, floats(6, rows, columns, span=2, binades=9))

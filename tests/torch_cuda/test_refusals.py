@@ -10,8 +10,10 @@ import pytest
 
 from mens_core.weights_fit import RESERVE_BYTES, check_fit, weight_bytes
 from mens_torch_cuda.gpu import Gpu, Sight, find_gpu, look, refusal
+from mens_torch_cuda.packed import bytes_more_than_in_file
 from mens_torch_cuda.plugin import refuse_options
 from vox_plugin_api.backend import BackendError
+from vox_plugin_api.checkpoint import QuantTensor
 
 CUDA = {"torch": "2.11.0+cu130", "cuda_of_torch": "13.0"}
 TOO_OLD = (
@@ -121,6 +123,11 @@ def test_weights_that_do_not_fit_are_refused_before_one_is_read(tmp_path: Path):
     assert error.code == "insufficient-memory"
     assert (error.facts["weight_bytes"], error.facts["free_bytes"]) == (1000, RESERVE_BYTES + 999)
     assert "nothing was loaded" in error.message
+
+
+def test_packed_weights_are_counted_as_they_lie_on_the_gpu():
+    tensors = [QuantTensor("q4_0", (2, 64)), QuantTensor("q8_0", (2, 64)), QuantTensor("q4_k", (3, 512))]
+    assert bytes_more_than_in_file(tensors) == 4 * (34 - 18) + 6 * (288 - 144)
 
 
 def test_lane_options_are_refused_by_name():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mens_torch_cuda.nodes import Node
 from mens_torch_cuda.packed import PackedMatrix
 
-__all__ = ["NORM_COLUMNS", "Join", "joins", "wanted_as_codes"]
+__all__ = ["NORM_COLUMNS", "QUERIES", "Join", "joins", "wanted_as_codes"]
 
 NORM_COLUMNS = 48 * 128
 """kNormChunks of kernels/step.h, in columns."""
@@ -24,6 +24,9 @@ _QUANTUM = 32
 _WIDEST_HEAD = 256
 _MOST_ATTENDING = 64
 """Rows that attend block by block: parts of more would take much memory."""
+QUERIES = 32
+"""Of a group of kernels/attend_rows.h; its heads have at most so many channels, in whole stages."""
+_WIDEST_TILED_HEAD, _STAGE_TERMS = 128, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,7 @@ class Join:
     """Calls that one kernel does; the kind says which."""
 
     kind: str
-    """"single", "linear", "tiles", "coded", "place" or "attend"."""
+    """"single", "linear", "tiles", "coded", "place", "attend" or "attend_rows"."""
     nodes: tuple[Node, ...]
     norm: Node | None = None
     """In front of a linear."""
@@ -88,12 +91,12 @@ def _linear(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
 
 
 def _tiles(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
-    """A product of several rows with Q8_0 weights, perhaps with a residual behind."""
+    """A product of several rows, perhaps with a residual behind."""
     linear = nodes[at]
     if linear.kind != "linear" or linear.inputs[0].shape[0] < _FEWEST_ROWS:
         return None
     weights = linear.said["weights"]
-    if not _side_by_side(weights) or weights[0].block != _QUANTUM or len(weights) > _MOST_WEIGHTS:
+    if not _side_by_side(weights) or len(weights) > _MOST_WEIGHTS:
         return None
     end = _end(nodes, at, uses)
     if end is not None and end.kind != "add":
@@ -116,7 +119,7 @@ def _side_by_side(weights: Sequence[object]) -> bool:
     packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
     if len(packed) != len(weights) or len({weight.format for weight in packed}) != 1:
         return False
-    return packed[0].columns <= _ROW_COLUMNS
+    return packed[0].columns <= _ROW_COLUMNS and packed[0].block in (0, _QUANTUM)
 
 
 def _end(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Node | None:
@@ -159,7 +162,9 @@ def _attend(node: Node) -> Join | None:
         return None
     spec = node.said["spec"]
     if node.inputs[0].shape[0] > _MOST_ATTENDING:
-        return None
+        is_fit = spec.head_dim % _STAGE_TERMS == 0 and spec.head_dim <= _WIDEST_TILED_HEAD
+        is_fit = is_fit and spec.heads // spec.kv_heads <= QUERIES
+        return Join("attend_rows", (node,)) if is_fit else None
     if spec.head_dim % 4 or spec.head_dim > _WIDEST_HEAD:
         return None
     return Join("attend", (node,))

@@ -46,6 +46,7 @@ class _Shared:
 
     parts: dict[int, Buffer] = field(default_factory=dict)
     counters: dict[int, Buffer] = field(default_factory=dict)
+    tiles: dict[int, tuple[Buffer, int]] = field(default_factory=dict)
 
 
 class CudaOps(CudaOperators):
@@ -193,6 +194,14 @@ class CudaOps(CudaOperators):
     def places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
         """Positions, sequence of each row, block tables."""
         return self._places(batch)
+
+    def row_tiles(self, batch: Batch, rows: int) -> tuple[Buffer, int]:
+        """First row and rows [tiles, 2] of tiles of at most so many rows of one sequence; and how many."""
+        if rows not in self._shared.tiles:
+            ends = zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True)
+            tiles = [(at, min(rows, end - at)) for start, end in ends for at in range(start, end, rows)]
+            self._shared.tiles[rows] = (self._device.put(np.array(tiles, np.int32)), len(tiles))
+        return self._shared.tiles[rows]
 
     def attention_parts(self, count: int) -> Buffer:
         """Room for so many floats, the same in every layer."""

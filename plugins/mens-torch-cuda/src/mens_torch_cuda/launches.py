@@ -8,24 +8,20 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import AttentionSpec, Batch
-from mens_torch_cuda.joined import Join, joins, wanted_as_codes
+from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
+from mens_torch_cuda.tile_choice import code_tile, float_tile
 
 __all__ = ["Launcher", "StepMemory"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
-_TILES = (("16", 16, 32), ("32", 32, 32), ("64", 64, 32), ("Many", 64, 64))
-"""Of kernels/tiles.h: name, rows and outputs of a group; the last for any number of rows."""
-_THIN, _WIDE = ("Thin", 32, 16), ("Wide", 32, 64)
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
-_ENOUGH = 264
-"""Groups that keep a large GPU busy: with fewer, each has fewer outputs."""
 _SHARING = (2, 4)
 """Query heads that kernels/attend.h takes together."""
-_FEW_PLACES = 64
+_FEW_PLACES = 16
 """Rows times KV blocks up to which each query head has a group of its own."""
 
 
@@ -40,6 +36,9 @@ class StepMemory(Protocol):
 
     def places(self, batch: Batch) -> tuple[Buffer, Buffer, Buffer]:
         """Positions, sequence of each row, block tables."""
+
+    def row_tiles(self, batch: Batch, rows: int) -> tuple[Buffer, int]:
+        """First row and rows [tiles, 2] of tiles of at most so many rows of one sequence; and how many."""
 
     def attention_parts(self, count: int) -> Buffer:
         """Room for so many floats, the same in every layer."""
@@ -69,6 +68,8 @@ class Launcher:
                 self._place(join.nodes)
             elif join.kind == "attend":
                 self._attend(join.nodes[0], wanted)
+            elif join.kind == "attend_rows":
+                self._attend_rows(join.nodes[0])
             else:
                 join.nodes[0].launch()
 
@@ -149,7 +150,6 @@ class Launcher:
         linear, end = join.nodes[0], join.end
         x, weights = linear.inputs[0], linear.said["weights"]
         rows, none = x.shape[0], x.buffer
-        codes = self._memory.codes(x)
         flags = [self._memory.flags(name, rows) for name in linear.said["names"]]
         if end is None:
             outs = [self._made(output) for output in linear.outputs]
@@ -157,22 +157,22 @@ class Launcher:
             flags.append(self._memory.flags(end.said["name"], rows))
             outs = [self._made(end.outputs[0])]
         outputs = [weight.rows for weight in weights]
-        name, high, wide = next(tile for tile in _TILES if rows <= tile[1] or tile is _TILES[-1])
-        if 16 < rows <= 32:
-            few, many = sum(outputs) < _ENOUGH * wide, sum(outputs) >= _ENOUGH * 2 * wide
-            name, high, wide = _THIN if few else _WIDE if many else (name, high, wide)
+        is_quantised = weights[0].block != 0
+        tile = (code_tile if is_quantised else float_tile)(rows, outputs)
+        codes = self._memory.codes(x) if is_quantised else None
         buffers = (
-            *(codes.codes, codes.scales),
+            *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
-            *_filled([weight.buffers[1] for weight in weights], none),
+            *(_filled([weight.buffers[1] for weight in weights], none) if is_quantised else ()),
             none if end is None else end.inputs[0].buffer,
             *_filled(outs, none),
             *_filled(flags, none),
         )
         args = constants(*_filled(outputs, 0), weights[0].columns, rows, 0 if end is None else _MODES["add"])
-        groups = sum(-(-count // wide) for count in outputs)
-        threads = (groups * GROUP, -(-rows // high))
-        self._device.launch(Launch(f"vox_step_tiles_q8_0_{name}", buffers, args, threads))
+        groups = sum(-(-count // tile.outputs) for count in outputs)
+        threads = (groups * GROUP, -(-rows // tile.rows))
+        kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
+        self._device.launch(Launch(kernel, buffers, args, threads))
 
     def _with_codes(self, node: Node) -> None:
         rows, columns = node.outputs[0].shape
@@ -186,7 +186,7 @@ class Launcher:
         else:
             buffers = (node.inputs[0].buffer, node.inputs[1].buffer, *written)
             args = constants(columns, _MODES[node.kind])
-            self._device.launch(Launch("vox_step_gate", buffers, args, (columns, rows)))
+            self._device.launch(Launch("vox_step_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
         q_norm, k_norm, q_rope, k_rope, append = nodes
@@ -245,6 +245,29 @@ class Launcher:
         kernel = f"vox_step_attend_{together}_{-(-spec.head_dim // GROUP)}"
         groups = blocks * spec.heads // together
         self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, rows)))
+
+    def _attend_rows(self, node: Node) -> None:
+        q, spec, cache, batch = node.inputs[0], node.said["spec"], node.said["cache"], node.said["batch"]
+        layer, rows = node.said["layer"], q.shape[0]
+        tiles, count = self._memory.row_tiles(batch, QUERIES // (spec.heads // spec.kv_heads))
+        buffers = (
+            *(q.buffer, cache.keys[layer], cache.values[layer]),
+            *self._memory.places(batch),
+            *(tiles, self._made(node.outputs[0]), self._memory.flags(node.said["name"], rows)),
+        )
+        args = constants(
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            cache.stride,
+            batch.block_tables.shape[1],
+            spec.window or 0,
+            count,
+            float(spec.scale),
+            float(spec.softcap or 0.0),
+        )
+        across = count * spec.kv_heads * GROUP
+        self._device.launch(Launch("vox_step_attend_rows", buffers, args, (across, 1)))
 
     @staticmethod
     def _together(spec: AttentionSpec, places: int) -> int:

@@ -90,8 +90,7 @@ class CudaOperators(GridOps):
 
     def _quantised(self, x: GridTensor, block: int) -> tuple[Buffer, Buffer]:
         rows, columns = x.shape
-        if block != _NARROW_BLOCK:
-            return super()._quantised(x, block)
         codes, scales = self._device.empty(rows * columns), self._device.empty(4 * rows * columns // block)
-        self._run("vox_quantise_32_wide", (x.buffer, codes, scales), constants(columns), (columns, rows))
+        across = columns if block == _NARROW_BLOCK else columns // block * GROUP
+        self._run(f"vox_quantise_{block}_wide", (x.buffer, codes, scales), constants(columns), (across, rows))
         return codes, scales

@@ -34,8 +34,10 @@ def backend() -> Backend:
     from mens_core.conformance.quick import self_test
     from mens_core.peers.wire import PeerSetup
     from mens_core.weights_fit import check_fit, weight_bytes
+    from mens_torch_cuda.packed import bytes_more_than_in_file
     from mens_torch_cuda.ranks import gpu_of_rank, launched
     from mens_torch_cuda.start import count_gpus, free_memory, start
+    from vox_plugin_api.checkpoint import Checkpoint, CheckpointError
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
     started = start(os.environ)
@@ -48,8 +50,12 @@ def backend() -> Backend:
         refuse_options(params.lane_options)
         if params.model_dir:
             free, total = free_memory()
+            try:
+                quantised = Checkpoint.open(params.model_dir).quant_metadata.tensors
+            except CheckpointError:
+                quantised = {}  # whoever reads the weights says what is wrong with the folder
             check_fit(
-                weight_bytes(Path(params.model_dir)),
+                weight_bytes(Path(params.model_dir)) + bytes_more_than_in_file(quantised.values()),
                 free=free,
                 total=total,
                 device=started.gpu.name,

@@ -85,7 +85,7 @@ struct PackedBf16 {
 
 template <class F>
 struct HalvesOf {
-  enum { staged = kSlices * kStride };  // floats of a row and round
+  enum { staged = kSlices * kStride, columns = (int)kChunk };  // floats of a row and round; columns of a chunk
   const float* x;
   const Piece* weight;
 
@@ -139,7 +139,7 @@ struct CodesOf {
   const float* scales;
   const Piece* weight;
   const uint16_t* weight_scales;
-  enum { staged = 0 };
+  enum { staged = 0, columns = (int)kChunk };
   int64_t first_row;
 
   CANON void stage(const CodesOf&, const PackedArgs&, int64_t, int32_t, float*) {}
@@ -173,7 +173,7 @@ CANON void packed_linear(const In& in, float* out, int32_t* faults, const Packed
                          float* partials) {
   const int lane = VOX_LOCAL % kOutputs, slice = VOX_LOCAL / kOutputs;
   const int64_t n = VOX_GROUP_X * kOutputs + lane, first_row = VOX_GROUP_Y * Rows;
-  const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1;
+  const int32_t chunks = (args.columns - 1) / In::columns + 1;
   float total = 0.0f;
   for (int32_t first = 0; first < chunks; first += kSlices) {
     float p[Rows];
@@ -235,21 +235,34 @@ VOX_KERNEL(vox_pack_halves)(VOX_IN(Piece, source, 0), VOX_OUT(Piece, out, 1), VO
   out[piece_at(n, k, args.columns / 8)] = n < args.outputs ? source[n * (args.columns / 8) + k] : none;
 }
 
-// One block of one output: two pieces and a scale.
-VOX_KERNEL(vox_pack_q8_0)(VOX_IN(uint16_t, source, 0), VOX_OUT(Piece, out, 1), VOX_OUT(uint16_t, scales, 2),
-                          VOX_ARGS(PackArgs, 3)) {
-  const int64_t n = VOX_THREAD_X, b = VOX_THREAD_Y;
+// One block of one output: two pieces and a scale. A code of five or four bits takes the place of one of eight: the
+// sums of a block are the same integers.
+namespace vox {
+namespace VOX_ISA {
+template <class F>
+CANON void pack_block(BlockBytes source, Piece* out, uint16_t* scales, const PackArgs& args, int64_t n, int64_t b) {
   if (n >= args.padded) return;
-  const uint16_t* block = source + (n * (args.columns / 32) + b) * 17;
+  BlockBytes block = source + (n * (args.columns / 32) + b) * F::bytes;
   for (int half = 0; half < 2; ++half) {
     Piece piece = {{0, 0, 0, 0}};
     if (n < args.outputs)
-      for (int i = 0; i < 4; ++i)
-        piece.words[i] = (uint32_t)block[1 + half * 8 + 2 * i] | (uint32_t)block[2 + half * 8 + 2 * i] << 16;
+      for (int i = 0; i < 16; ++i) piece.words[i / 4] |= ((uint32_t)F::code(block, half * 16 + i) & 255u) << 8 * (i % 4);
     out[piece_at(n, 2 * b + half, args.columns / 16)] = piece;
   }
-  scales[scale_at(n, b, args.columns / 32)] = n < args.outputs ? block[0] : (uint16_t)0;
+  scales[scale_at(n, b, args.columns / 32)] = n < args.outputs ? (uint16_t)two_bytes(block) : (uint16_t)0;
 }
+}  // namespace VOX_ISA
+}  // namespace vox
+
+#define VOX_PACK_BLOCKS(suffix, F)                                                                         \
+  VOX_KERNEL(vox_pack_##suffix)(VOX_IN(uint8_t, source, 0), VOX_OUT(Piece, out, 1), VOX_OUT(uint16_t, scales, 2), \
+                                VOX_ARGS(PackArgs, 3)) {                                                   \
+    pack_block<F>(source, out, scales, args, VOX_THREAD_X, VOX_THREAD_Y);                                   \
+  }
+VOX_PACK_BLOCKS(q8_0, FileQ8_0)
+VOX_PACK_BLOCKS(q5_0, FileQ5_0)
+VOX_PACK_BLOCKS(q4_0, FileQ4_0)
+#undef VOX_PACK_BLOCKS
 
 #define VOX_PACKED_EMBED(suffix, F)                                                                                  \
   VOX_KERNEL(vox_embed_packed_##suffix)(VOX_IN(uint16_t, table, 0), VOX_IN(int32_t, ids, 1), VOX_OUT(float, out, 2), \

@@ -26,36 +26,46 @@ VOX_KERNEL(vox_step_rows)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1), VOX_OUT
   wait_for_inputs();
   const int64_t row = VOX_GROUP_Y, first = row * args.columns;
   float* terms = (float*)(Quad*)staged;
-  staged_norm(x + first, weight, args.columns, args.eps, terms, sums, faults, row, true);
+  staged_norm<4>(x + first, weight, args.columns, args.eps, terms, sums, faults, row, true);
   for (int32_t i = VOX_LOCAL * 4; i < args.columns; i += kGroup * 4)
     *(Quad*)(out + first + i) = *(const Quad*)(terms + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
   staged_codes(terms, args.columns, out_codes + first, out_scales + row * (args.columns / 32), magnitudes);
 }
 
-// A gate whose outputs are wanted as codes; four blocks of a row a group.
+// A gate whose outputs are wanted as codes: four elements a thread, eight threads a block.
 VOX_KERNEL(vox_step_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), VOX_OUT(float, out, 2),
                           VOX_OUT(int8_t, out_codes, 3), VOX_OUT(float, out_scales, 4), VOX_OUT(int32_t, faults, 5),
                           VOX_ARGS(GateArgs, 6)) {
   VOX_SHARED int32_t magnitudes[kGroup];
   wait_for_inputs();
-  const int64_t k = VOX_THREAD_X, at = VOX_THREAD_Y * args.width + k;
+  const int64_t k = VOX_THREAD_X * 4, at = VOX_THREAD_Y * args.width + k;
   const bool is_inside = k < args.width;
-  float y = 0.0f;
+  Quad y = {{0.0f, 0.0f, 0.0f, 0.0f}};
+  int32_t amax = 0;
   if (is_inside) {
-    y = args.mode == kSiluGate ? silu_gated(gate[at], up[at]) : gelu_gated(gate[at], up[at]);
-    VOX_WATCH(y, VOX_THREAD_Y);
-    out[at] = y;
+    const Quad g = *(const Quad*)(gate + at), u = *(const Quad*)(up + at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      y.values[i] = args.mode == kSiluGate ? silu_gated(g.values[i], u.values[i]) : gelu_gated(g.values[i], u.values[i]);
+      VOX_WATCH(y.values[i], VOX_THREAD_Y);
+      const int32_t magnitude = f_bits(y.values[i]) & 0x7FFFFFFF;
+      amax = magnitude > amax ? magnitude : amax;
+    }
+    *(Quad*)(out + at) = y;
   }
-  magnitudes[VOX_LOCAL] = f_bits(y) & 0x7FFFFFFF;
+  magnitudes[VOX_LOCAL] = amax;
   VOX_BARRIER();
   if (!is_inside) return;
-  int32_t amax = 0;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int32_t magnitude = magnitudes[VOX_LOCAL / 32 * 32 + i];
+  for (int i = 0; i < 8; ++i) {
+    const int32_t magnitude = magnitudes[VOX_LOCAL / 8 * 8 + i];
     amax = magnitude > amax ? magnitude : amax;
   }
-  const float d = activation_scale(amax);
+  const float d = activation_scale(amax), inverse = has_codes(d) ? activation_inverse(amax) : 0.0f;
   if (k % 32 == 0) out_scales[VOX_THREAD_Y * (args.width / 32) + k / 32] = d;
-  out_codes[at] = has_codes(d) ? (int8_t)activation_code(y, activation_inverse(amax)) : (int8_t)0;
+  uint32_t word = 0;
+  if (has_codes(d))
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= ((uint32_t)activation_code(y.values[i], inverse) & 255u) << 8 * i;
+  *(uint32_t*)(out_codes + at) = word;
 }

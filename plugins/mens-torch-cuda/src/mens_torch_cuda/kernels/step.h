@@ -191,12 +191,23 @@ struct StepCodes {
   }
 };
 
-// The normed row, chunk by chunk in kStride floats. Ends with a barrier.
+// The normed row, chunk by chunk in kStride floats. A thread asks for so many quads together. Ends with a barrier.
+template <int Together>
 CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, float* staged, float* sums,
                        int32_t* faults, int64_t row, bool watches) {
   const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4)
-    *(Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk) = *(const Quad*)(x + i);
+  // Several are on their way before the first is put down: each is far away.
+  for (int32_t base = VOX_LOCAL * 4; base < columns; base += kGroup * 4 * Together) {
+    Quad some[Together];
+#pragma unroll
+    for (int t = 0; t < Together; ++t)
+      if (base + t * kGroup * 4 < columns) some[t] = *(const Quad*)(x + base + t * kGroup * 4);
+#pragma unroll
+    for (int t = 0; t < Together; ++t) {
+      const int32_t i = base + t * kGroup * 4;
+      if (i < columns) *(Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk) = some[t];
+    }
+  }
   VOX_BARRIER();
   if (VOX_LOCAL < chunks) {
     const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk, terms = left < (int32_t)kChunk ? left : (int32_t)kChunk;
@@ -213,17 +224,25 @@ CANON void staged_norm(const float* x, const float* weight, int32_t columns, flo
   float sum = 0.0f;
   for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
   const float inverse = norm_inverse(sum, (float)columns, eps);
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) {
-    Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
-    Quad q = *at;
-    const Quad w = *(const Quad*)(weight + i);
+  for (int32_t base = VOX_LOCAL * 4; base < columns; base += kGroup * 4 * Together) {
+    Quad some[Together];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      // An infinite sum makes every output zero, and would hide: the row is NaN instead.
-      q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
-      if (watches && !is_finite(q.values[j])) faults[row] = 1;
+    for (int t = 0; t < Together; ++t)
+      if (base + t * kGroup * 4 < columns) some[t] = *(const Quad*)(weight + base + t * kGroup * 4);
+#pragma unroll
+    for (int t = 0; t < Together; ++t) {
+      const int32_t i = base + t * kGroup * 4;
+      if (i >= columns) continue;
+      Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
+      Quad q = *at;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // An infinite sum makes every output zero, and would hide: the row is NaN instead.
+        q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, some[t].values[j]) : f_from(0x7FC00000);
+        if (watches && !is_finite(q.values[j])) faults[row] = 1;
+      }
+      *at = q;
     }
-    *at = q;
   }
   VOX_BARRIER();
 }
@@ -389,7 +408,12 @@ struct NormedFloats {
     for (int32_t i = VOX_LOCAL * 32; i < args.columns; i += kGroup * 32) expected(in.norm + i);
   }
   CANON void prepare(const NormedFloats& in, const StepArgs& args) {
-    staged_norm(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
+    normed<1>(in, args);
+  }
+  template <int Together>
+  CANON void normed(const NormedFloats& in, const StepArgs& args) {
+    staged_norm<Together>(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y,
+                          VOX_GROUP_X == 0);
   }
   struct Ahead {};
   CANON void fetch(const NormedFloats&, const StepArgs&, int32_t, Ahead&) {}
@@ -420,7 +444,7 @@ struct NormedCodes {
   int32_t* magnitudes;
   CANON void expect(const NormedCodes& in, const StepArgs& args) { NormedFloats::expect(in.row, args); }
   CANON void prepare(const NormedCodes& in, const StepArgs& args) {
-    NormedFloats::prepare(in.row, args);
+    NormedFloats::normed<4>(in.row, args);
     staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
   }
   struct Ahead {};

@@ -45,21 +45,24 @@ CANON void arrived_but() {
 #endif
 }
 
-// What a lane holds of a tile of 16 rows, or of 8 outputs, and a block.
+// What a lane holds of a tile of 16 rows, or of 8 outputs, and a block: eight codes of two rows, or of an output.
+// The tensor core takes them for other columns than they are of, the same ones on both sides, and the sum of a block
+// is the same in any order.
 struct TileRows {
   uint32_t words[4];
 };
-struct TileOutputs {
+struct alignas(8) TwoWords {
   uint32_t words[2];
 };
 CANON TileRows tile_rows(const uint8_t* rows, int pitch) {
   const int lane = VOX_LOCAL % 32;
-  const uint8_t *first = rows + lane / 4 * pitch + lane % 4 * 4, *second = first + 8 * pitch;
-  return {{*(const uint32_t*)first, *(const uint32_t*)second, *(const uint32_t*)(first + 16), *(const uint32_t*)(second + 16)}};
+  const uint8_t* first = rows + lane / 4 * pitch + lane % 4 * 8;
+  const TwoWords one = *(const TwoWords*)first, other = *(const TwoWords*)(first + 8 * pitch);
+  return {{one.words[0], other.words[0], one.words[1], other.words[1]}};
 }
-CANON TileOutputs tile_outputs(const uint8_t* outputs) {
+CANON TwoWords tile_outputs(const uint8_t* outputs) {
   const int lane = VOX_LOCAL % 32;
-  return {{((const uint32_t*)outputs)[lane], ((const uint32_t*)outputs)[lane + 32]}};
+  return *(const TwoWords*)(outputs + lane % 4 / 2 * 128 + lane / 4 * 16 + lane % 2 * 8);
 }
 
 // The four integer dots of a lane, as floats: rows lane / 4 and 8 more, outputs 2 (lane % 4) and one more. The sum
@@ -67,7 +70,7 @@ CANON TileOutputs tile_outputs(const uint8_t* outputs) {
 struct FourDots {
   float values[4];
 };
-CANON FourDots tile_dots(const TileRows& a, const TileOutputs& b, const uint8_t* rows, int pitch, const uint8_t* outputs) {
+CANON FourDots tile_dots(const TileRows& a, const TwoWords& b, const uint8_t* rows, int pitch, const uint8_t* outputs) {
   const int32_t base = 0x4B400000;
   int32_t c[4];
 #if defined(__CUDA_ARCH__)
@@ -82,13 +85,33 @@ CANON FourDots tile_dots(const TileRows& a, const TileOutputs& b, const uint8_t*
     const uint8_t* row = rows + (lane / 4 + i / 2 * 8) * pitch;
     const uint8_t* output = outputs + (lane % 4 * 2 + i % 2) * 16;
     c[i] = base;
-    for (int k = 0; k < 32; ++k) c[i] += (int32_t)(int8_t)row[k] * (int32_t)(int8_t)output[k / 16 * 128 + k % 16];
+    for (int k = 0; k < 32; ++k)
+      c[i] += (int32_t)(int8_t)row[k] * (int32_t)(int8_t)output[k / 16 * 128 + k % 16];
   }
 #endif
   FourDots to;
 #pragma unroll
   for (int i = 0; i < 4; ++i) to.values[i] = f_sub(f_from(c[i]), f_from(base));
   return to;
+}
+
+// What a group makes: which of the weights side by side, which `N` of its outputs, which `M` rows. Groups that run at
+// the same time are of kBand tiles of rows, so that weights which the second cache can't hold are read once for them.
+enum { kBand = 8 };
+struct TilePlace {
+  int which;
+  int64_t group, rows;
+};
+template <int M, int N>
+CANON TilePlace tile_place(const TileArgs& args) {
+  const int64_t groups0 = (args.outputs0 + N - 1) / N, groups1 = (args.outputs1 + N - 1) / N;
+  const int64_t across = groups0 + groups1 + (args.outputs2 + N - 1) / N, high = (args.rows + M - 1) / M;
+  const int64_t index = VOX_GROUP_Y * across + VOX_GROUP_X, band = index / (kBand * across);
+  const int64_t left = high - band * kBand, tall = left < kBand ? left : kBand, inside = index - band * kBand * across;
+  const int64_t group = inside / tall, rows = band * kBand + inside % tall;
+  if (group < groups0) return {0, group, rows};
+  if (group < groups0 + groups1) return {1, group - groups0, rows};
+  return {2, group - groups0 - groups1, rows};
 }
 
 struct TileIn {
@@ -106,7 +129,7 @@ struct Tiles {
   enum {
     kM = AcrossM * TilesM * 16,
     kN = AcrossN * TilesN * 8,
-    pitch = Blocks * 32 + 16,  // of a row's codes: eight rows read different banks
+    pitch = Blocks * 32 + 32,  // of a row's codes: four rows read different banks
     codes_bytes = kM * pitch,
     weight_bytes = kN * Blocks * 32,
     x_scale_bytes = kM * Blocks * 4,
@@ -194,22 +217,71 @@ struct Tiles {
       expected(at.weight + piece_at(at.n + i / (Blocks * 2) * 8, 2 * first + i % (Blocks * 2), 2 * at.blocks));
   }
 
+  // A chunk of every sum, of which `count` blocks are there.
+  template <bool IsWhole>
+  CANON void chunk(const uint8_t* here, int row0, int n0, int32_t count, bool is_first,
+                   float (&total)[TilesM][TilesN][4]) {
+    const int lane = VOX_LOCAL % 32;
+    const uint8_t *codes = here + row0 * pitch, *weights = here + codes_bytes + n0 * Blocks * 32;
+    const float* x_scales = (const float*)(here + codes_bytes + weight_bytes) + row0 * Blocks;
+    const uint16_t* d = (const uint16_t*)(here + codes_bytes + weight_bytes + x_scale_bytes) + n0 * Blocks;
+    Several<float> x_scale[TilesM][2];
+    Several<uint16_t> weight_scale[TilesN][2];
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+#pragma unroll
+      for (int i = 0; i < TilesM; ++i)
+        x_scale[i][q] = *(const Several<float>*)(x_scales + (i * 16 + lane / 4 + q * 8) * Blocks);
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j)
+        weight_scale[j][q] = *(const Several<uint16_t>*)(d + (j * 8 + lane % 4 * 2 + q) * Blocks);
+    }
+    float p[TilesM][TilesN][4];
+#pragma unroll
+    for (int i = 0; i < TilesM; ++i)
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) p[i][j][q] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < Blocks; ++k) {
+      if (!IsWhole && k >= count) continue;
+      TwoWords w[TilesN];
+      float d_weight[TilesN][2];
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j) {
+        w[j] = tile_outputs(weights + j * Blocks * 256 + k * 256);
+#pragma unroll
+        for (int q = 0; q < 2; ++q) d_weight[j][q] = f16_widened(weight_scale[j][q].values[k]);
+      }
+#pragma unroll
+      for (int i = 0; i < TilesM; ++i) {
+        const uint8_t* rows = codes + i * 16 * pitch + k * 32;
+        const TileRows x = tile_rows(rows, pitch);
+#pragma unroll
+        for (int j = 0; j < TilesN; ++j) {
+          const FourDots dots = tile_dots(x, w[j], rows, pitch, weights + j * Blocks * 256 + k * 256);
+#pragma unroll
+          for (int q = 0; q < 4; ++q)
+            p[i][j][q] = f_fma(f_mul(d_weight[j][q % 2], x_scale[i][q / 2].values[k]), dots.values[q], p[i][j][q]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < TilesM; ++i)
+#pragma unroll
+      for (int j = 0; j < TilesN; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) total[i][j][q] = chunk_folded(is_first, total[i][j][q], p[i][j][q]);
+  }
+
   CANON void run(const TileIn& in, const TileArgs& args, uint8_t* shared) {
     const int warp = VOX_LOCAL / 32, lane = VOX_LOCAL % 32;
     const int row0 = warp % AcrossM * TilesM * 16, n0 = warp / AcrossM * TilesN * 8;
-    int64_t group = VOX_GROUP_X;
-    int which = 0;
-    const int64_t groups0 = (args.outputs0 + kN - 1) / kN, groups1 = (args.outputs1 + kN - 1) / kN;
-    if (group >= groups0) {
-      group -= groups0;
-      which = 1;
-      if (group >= groups1) {
-        group -= groups1;
-        which = 2;
-      }
-    }
+    const TilePlace tile = tile_place<kM, kN>(args);
+    const int which = tile.which;
     const Place at = {which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2, which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2,
-                      group * kN, VOX_GROUP_Y * kM, args.columns / 32};
+                      tile.group * kN, tile.rows * kM, args.columns / 32};
     Sends sends;
     find(in, args, at, sends);
     const int32_t rounds = (at.blocks + Blocks - 1) / Blocks;
@@ -223,13 +295,14 @@ struct Tiles {
       if (s < rounds) send_rows(at, sends, shared + s * stage, s * Blocks);
       end_of_stage();
     }
-    float p[TilesM][TilesN][4], total[TilesM][TilesN][4];
+    float total[TilesM][TilesN][4];
 #pragma unroll
     for (int i = 0; i < TilesM; ++i)
 #pragma unroll
       for (int j = 0; j < TilesN; ++j)
 #pragma unroll
-        for (int q = 0; q < 4; ++q) p[i][j][q] = total[i][j][q] = 0.0f;
+        for (int q = 0; q < 4; ++q) total[i][j][q] = 0.0f;
+#pragma unroll 1
     for (int32_t round = 0; round < rounds; ++round) {
       arrived_but<Stages - 2>();
       VOX_BARRIER();  // this stage is there, and the one before it is read
@@ -242,57 +315,11 @@ struct Tiles {
         if (kM <= 32) expect_weights(at, (round + kExpected) * Blocks);
       }
       end_of_stage();
-      const uint8_t* codes = shared + round % Stages * stage;
-      const uint8_t* weights = codes + codes_bytes + n0 * Blocks * 32;
-      const float* x_scales = (const float*)(codes + codes_bytes + weight_bytes) + row0 * Blocks;
-      const uint16_t* d = (const uint16_t*)(codes + codes_bytes + weight_bytes + x_scale_bytes) + n0 * Blocks;
-      Several<float> x_scale[TilesM][2];
-      Several<uint16_t> weight_scale[TilesN][2];
-#pragma unroll
-      for (int q = 0; q < 2; ++q) {
-#pragma unroll
-        for (int i = 0; i < TilesM; ++i)
-          x_scale[i][q] = *(const Several<float>*)(x_scales + (i * 16 + lane / 4 + q * 8) * Blocks);
-#pragma unroll
-        for (int j = 0; j < TilesN; ++j)
-          weight_scale[j][q] = *(const Several<uint16_t>*)(d + (j * 8 + lane % 4 * 2 + q) * Blocks);
-      }
-#pragma unroll
-      for (int k = 0; k < Blocks; ++k) {
-        const int32_t b = round * Blocks + k;
-        if (b >= at.blocks) continue;
-        TileOutputs w[TilesN];
-        float d_weight[TilesN][2];
-#pragma unroll
-        for (int j = 0; j < TilesN; ++j) {
-          w[j] = tile_outputs(weights + j * Blocks * 256 + k * 256);
-#pragma unroll
-          for (int q = 0; q < 2; ++q) d_weight[j][q] = f16_widened(weight_scale[j][q].values[k]);
-        }
-#pragma unroll
-        for (int i = 0; i < TilesM; ++i) {
-          const uint8_t* rows = codes + (row0 + i * 16) * pitch + k * 32;
-          const TileRows x = tile_rows(rows, pitch);
-#pragma unroll
-          for (int j = 0; j < TilesN; ++j) {
-            const FourDots dots = tile_dots(x, w[j], rows, pitch, weights + j * Blocks * 256 + k * 256);
-#pragma unroll
-            for (int q = 0; q < 4; ++q)
-              p[i][j][q] = f_fma(f_mul(d_weight[j][q % 2], x_scale[i][q / 2].values[k]), dots.values[q], p[i][j][q]);
-          }
-        }
-        if (b % 4 == 3 || b == at.blocks - 1) {
-#pragma unroll
-          for (int i = 0; i < TilesM; ++i)
-#pragma unroll
-            for (int j = 0; j < TilesN; ++j)
-#pragma unroll
-              for (int q = 0; q < 4; ++q) {
-                total[i][j][q] = chunk_folded(b < 4, total[i][j][q], p[i][j][q]);
-                p[i][j][q] = 0.0f;
-              }
-        }
-      }
+      const uint8_t* here = shared + round % Stages * stage;
+      if (at.blocks - round * Blocks >= Blocks)
+        chunk<true>(here, row0, n0, Blocks, round == 0, total);
+      else
+        chunk<false>(here, row0, n0, at.blocks - round * Blocks, round == 0, total);
     }
     const int32_t outputs = which == 0 ? args.outputs0 : which == 1 ? args.outputs1 : args.outputs2;
     float* out = which == 0 ? in.out0 : which == 1 ? in.out1 : in.out2;
@@ -318,11 +345,10 @@ struct Tiles {
 
 typedef Tiles<1, 4, 1, 1, 4, 4> Tiles16;   // 16 x 32
 typedef Tiles<1, 4, 2, 1, 4, 4> Tiles32;   // 32 x 32
-typedef Tiles<2, 2, 1, 1, 4, 6> TilesThin;  // 32 x 16: for few outputs
-typedef Tiles<1, 4, 2, 2, 4, 3> TilesWide;  // 32 x 64: for many
-typedef Tiles<2, 2, 2, 2, 4, 3> Tiles64;   // 64 x 32
-typedef Tiles<1, 4, 4, 2, 2, 4> TilesMany;  // 64 x 64
-enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTiles64 = Tiles64::all, kTilesThin = TilesThin::all, kTilesWide = TilesWide::all, kTilesMany = TilesMany::all };
+typedef Tiles<2, 2, 1, 1, 4, 5> TilesThin;  // 32 x 16: for few
+typedef Tiles<1, 4, 2, 2, 4, 3> TilesWide;  // 32 x 64: for many outputs
+typedef Tiles<1, 4, 4, 2, 4, 2> TilesMany;  // 64 x 64
+enum { kTiles16 = Tiles16::all, kTiles32 = Tiles32::all, kTilesThin = TilesThin::all, kTilesWide = TilesWide::all, kTilesMany = TilesMany::all };
 
 }  // namespace VOX_ISA
 }  // namespace vox
@@ -342,6 +368,5 @@ VOX_STEP_TILES(16, 4)
 VOX_STEP_TILES(32, 3)
 VOX_STEP_TILES(Thin, 4)
 VOX_STEP_TILES(Wide, 3)
-VOX_STEP_TILES(64, 3)
-VOX_STEP_TILES(Many, 2)
+VOX_STEP_TILES(Many, 3)
 #undef VOX_STEP_TILES
