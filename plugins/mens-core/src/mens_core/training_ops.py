@@ -83,6 +83,10 @@ class TrainingOps(Ops):
 
     memory_place: Literal["host", "device"] = "host"
     """Where tensors and weights lie."""
+    rows_at_once: int = 512
+    """Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
+    logit_rows_at_once: int = 128
+    """Rows whose logits are made together: whole chunks of 128."""
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """What one operator takes beside its results, at most; a lane that takes some says how much.
@@ -107,6 +111,22 @@ class TrainingOps(Ops):
     @abstractmethod
     def from_host(self, x: npt.NDArray[np.float32]) -> Tensor:
         """Take a float32 array of any shape as a tensor (a copy)."""
+
+    def copy(self, x: Tensor) -> Tensor:
+        """x in memory of its own."""
+        return self.from_host(self.to_host(x))
+
+    def all_to_host(self, tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
+        """`to_host` of each; a lane may wait once for all of them."""
+        return [self.to_host(x) for x in tensors]
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """`copy` of each; a lane may lay them so that the operators of many tensors are few launches."""
+        return [self.copy(x) for x in tensors]
+
+    def matrices(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[Matrix]:
+        """`matrix` of each."""
+        return [self.matrix(x, name=name) for x, name in zip(tensors, names, strict=True)]
 
     @abstractmethod
     def matrix(self, x: Tensor, *, name: str) -> Matrix:
@@ -229,6 +249,27 @@ class TrainingOps(Ops):
     @abstractmethod
     def sum_of_squares(self, x: Tensor, *, name: str) -> np.float32:
         """C128 of x_i * x_i over the flat tensor."""
+
+    def scale_all(self, tensors: list[Tensor], factor: float, names: Sequence[str]) -> list[Tensor]:
+        """`scale` of each; the list is emptied on the way, so that two sets need not be there at once."""
+        return [self.scale(tensors.pop(0), factor, name=name) for name in names]
+
+    def adamw_all(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        m: list[Tensor],
+        v: list[Tensor],
+        by: AdamW,
+        names: Sequence[str],
+    ) -> None:
+        """`adamw` of each."""
+        for number, name in enumerate(names):
+            self.adamw(parameters[number], gradients[number], m[number], v[number], by, name=name)
+
+    def sums_of_squares(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[np.float32]:
+        """`sum_of_squares` of each; a lane may wait once for all of them."""
+        return [self.sum_of_squares(x, name=name) for x, name in zip(tensors, names, strict=True)]
 
     @abstractmethod
     def adamw(

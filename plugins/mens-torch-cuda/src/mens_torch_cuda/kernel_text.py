@@ -8,7 +8,7 @@ from mens_core.kernel_source import grid_source
 
 __all__ = ["cuda_source"]
 
-_OURS = ("packed.h", "step.h", "attend.h", "rows.h", "tiles.h")
+_OURS = ("packed.h", "step.h", "attend.h", "rows.h", "tiles.h", "broad.h", "heads.h", "pairs.h", "thin.h")
 """In this order, behind the grid kernels."""
 
 
