@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
 
 from conformance.test_cuda_same_bits import CapturingShim
 from grid_shim import build as shim
+from grid_shim import training_shapes as shapes
+from grid_shim.check import results
 from grid_shim.device import ShimDevice
 from grid_shim.training_shapes import attention
 from lanes.batches import Sequences
@@ -16,14 +19,43 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from lanes.training import LAYER_TARGETS, a_config, finish, random_adapter, read, some_examples
 from mens_core import grid_backward_ops, grid_training_ops
 from mens_core.adapters.apply import make_loras, to_lane
-from mens_core.conformance.inputs import floats, put, weight
+from mens_core.conformance.inputs import floats, put, stored_float, weight
 from mens_core.trainer import Trainer
+from mens_core.training_ops import AdamW
+from mens_torch_cuda import pairs
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.training_lane import CudaTrainingOps
 
 CONFIG = BY_FAMILY["qwen3"] | {"num_hidden_layers": 1, "torch_dtype": "bfloat16"}
+
+
+def _linear(format_, rows, outputs, columns, ops):
+    matrix = ops.load_matrix(weight(format_, 5, outputs, columns))
+    x = put(ops, floats(6, rows, columns, span=2, binades=12))
+    yield ops.to_host(ops.linear(x, matrix, name="y"))
+
+
+def _norm(sample, rows, heads, width, ops):
+    x = put(ops, floats(sample, rows, heads * width, span=2, binades=20))
+    w = ops.load_vector(stored_float(floats(sample + 2, width)))
+    yield ops.to_host(ops.head_norm(x, w, heads, 1e-6, name="norm"))
+
+
+def _adapter(rows, columns, rank, ops):
+    """Its products in both directions; copies and sums that are read together."""
+    a, b = (
+        ops.matrix(put(ops, floats(7 + i, *shape, span=1, binades=10)), name="m")
+        for i, shape in enumerate(((rank, columns), (columns, rank)))
+    )
+    x = put(ops, floats(9, rows, columns, span=1, binades=10))
+    u = ops.linear(x, a, name="u")
+    yield ops.to_host(ops.linear(u, b, name="v"))
+    yield ops.to_host(ops.linear_backward(x, b, name="du"))
+    yield ops.to_host(ops.linear_backward(u, a, name="dx"))
+    yield from ops.all_to_host([ops.copy(u), x, u])
+    yield np.array(ops.sums_of_squares([x, u], ["x", "u"]))
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +97,65 @@ def test_a_packed_weight_tells_what_it_takes(lane, format_, each):
     assert isinstance(matrix, PackedMatrix)
     assert matrix.nbytes == 320 * each
     assert matrix.nbytes == sum(len(bytes(lane()._device.get(b, np.uint8, (-1,)))) for b in matrix.buffers)
+
+
+CASES = {
+    # More rows than a group has, ragged ends of rows, terms and columns; fewer groups than a GPU has at once.
+    **{
+        f"backward/{format_}/{rows}x{outputs}x{columns}": partial(
+            shapes.linear_backward, 5, format_, rows, outputs, columns
+        )
+        for format_ in ("bf16", "f16", "q8_0")
+        for rows, outputs, columns in ((17, 300, 96), (70, 20, 160))
+    },
+    **{
+        f"forward/{format_}/{rows}x{outputs}x{columns}": partial(_linear, format_, rows, outputs, columns)
+        for format_ in ("bf16", "q8_0")
+        for rows, outputs, columns in ((17, 132, 160), (70, 7, 64))
+    },
+    **{f"adapter/{rank}": partial(_adapter, 40, 260, rank) for rank in (5, 8, 16)},
+    **{
+        f"products/{p}x{q}": partial(shapes.example_products, 3, (0, 257, 9, 128), p, q)
+        for p, q in ((8, 132), (260, 12), (3, 7))
+    },
+    **{
+        f"{name}/{heads}x{width}": partial(case, 9, 17, heads, width)
+        for name, case in (("norm", _norm), ("norm_backward", shapes.norm_backward))
+        for heads, width in ((3, 128), (1, 300), (4, 96))
+    },
+    "attention": partial(shapes.attention, 11, (130, 0, 3), 4, 2, 64, None, None),
+    "attention/window": partial(shapes.attention, 11, (129, 17), 2, 1, 32, 40, None),
+    "attention/softcap": partial(shapes.attention, 11, (70,), 2, 2, 132, None, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_of_training_give_the_reference_s_bytes(lane, reference, name):
+    """In both orders of the threads of a group."""
+    expected = results(CASES[name], reference())
+    for order in (0, 1):
+        assert results(CASES[name], lane(partial(ShimDevice, order=order))) == expected
+
+
+@pytest.mark.parametrize("case", ["attention", "attention/window"])
+def test_heads_whose_pairs_do_not_fit_take_turns(lane, reference, monkeypatch, case):
+    """One head at a time, and none at all: then the grid kernels."""
+    expected = results(CASES[case], reference())
+    rows, longest = (133, 132) if case == "attention" else (146, 132)
+    for most in (2 * 4 * rows * longest, 1):
+        monkeypatch.setattr(pairs, "MOST_BYTES", most)
+        assert results(CASES[case], lane()) == expected
+
+
+def test_more_rows_of_logits_at_once_change_nothing(lane, reference, tmp_path, monkeypatch):
+    """Two chunks of an example's logits in one slice, with an update on the output matrix, and one by one."""
+    path, made = write_model(tmp_path, CONFIG, seed=3), []
+    examples = read(some_examples((300, 2)))
+    for ops, rows in ((lane(), 1024), (reference(), 128)):
+        monkeypatch.setattr(ops, "logit_rows_at_once", rows)
+        trainer = Trainer(open_model(path, ops).model, ops, a_config(["lm_head"], max_gradient_norm=0.5))
+        made.append(finish(trainer.train_step(examples)))
+    assert made[0] == made[1]
 
 
 def test_a_run_gives_the_reference_s_adapter(lane, reference, tmp_path):
@@ -118,3 +209,22 @@ def test_an_operator_takes_no_more_than_the_plan_says(lane, monkeypatch):
     beside = sum(taken) - 4 * rows * (wide + 2 * narrow)
     said = ops.workspace_bytes(lengths=lengths, widest=wide, kv_heads=kv_heads, head_dim=head_dim)
     assert 0.75 * said < beside <= said
+
+
+def test_operators_of_many_name_the_tensor_whose_value_is_not_finite(lane, reference):
+    """Bytes and names as one by one, whether the tensors lie together already or not."""
+    by = AdamW(0.1, 0.9, 0.1, 0.99, 0.01, 1e-8, 1.0, 0.1, 0.01)
+    names, shapes_ = ["a", "b", "c"], ((3, 5), (2, 40), (7, 8))
+    made = []
+    for ops in (lane(), reference()):
+        values = [put(ops, floats(5 + i, *shape, span=1, binades=4)) for i, shape in enumerate(shapes_)]
+        values[1] = put(ops, np.full(shapes_[1], 3e38, np.float32))
+        for _ in range(2):
+            values = ops.copies(values)
+            scaled = ops.scale_all(ops.copies(values), 2.0, names)
+            nothing = ops.scale_all(ops.copies(values), 0.0, names)
+            ops.adamw_all(values, scaled, ops.copies(values), nothing, by, names)
+            every = (*values[::2], *scaled[::2])
+            made.append(([x.tobytes() for x in ops.all_to_host(every)], {f.name for f in ops.take_faults()}))
+    assert made[:2] == made[2:]
+    assert made[0][1] == {"b"}

@@ -2,7 +2,7 @@
 
 Memory is bounded by recomputation: the first pass keeps the input of each layer and nothing
 else; on the way back one layer at a time runs again, keeps what its backward needs, and lets go
-of it. Logits exist for at most 128 rows at once. Everything here is a generator that yields after
+of it. Logits exist for at most `logit_rows_at_once` rows. Everything here is a generator that yields after
 each layer, so that a worker can look up between two of them.
 """
 

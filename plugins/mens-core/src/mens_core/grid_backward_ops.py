@@ -136,23 +136,29 @@ class GridBackwardOps(GridOps):
                 position 0 or has not all its rows in the batch.
         """
         self._check_attention(q, cache, spec, name)
-        rows, wide = alike(name, dy=dy, q=q, out=saved.out)
+        rows, _ = alike(name, dy=dy, q=q, out=saved.out)
         if alike(name, m=saved.m, l=saved.l) != (rows, spec.heads):
             raise ValueError(f"{name}: m {list(saved.m.shape)} is not [{rows}, {spec.heads}]")
-        items = _items(batch, name)
+        _check_whole(batch, name)
+        return self._attention_gradients(dy, q, saved, cache, layer, batch, spec, name)
+
+    def _attention_gradients(
+        self,
+        dy: GridTensor,
+        q: GridTensor,
+        saved: AttentionSaved,
+        cache: GridKvCache,
+        layer: int,
+        batch: Batch,
+        spec: AttentionSpec,
+        name: str,
+    ) -> tuple[GridTensor, GridTensor, GridTensor]:
+        """`attention_backward` of arguments that fit each other."""
+        rows, wide = q.shape
+        items = _items(batch)
         narrow = spec.kv_heads * spec.head_dim
-        args = constants(
-            rows,
-            spec.heads,
-            spec.kv_heads,
-            spec.head_dim,
-            spec.window or 0,
-            float(spec.scale),
-            float(spec.softcap or 0.0),
-        )
         k, v = self._taken(cache, layer, batch)
-        deltas = self._new(rows, spec.heads).buffer
-        self._run("vox_attention_deltas", (dy.buffer, saved.out.buffer, deltas), args, (rows * spec.heads, 1))
+        args, deltas = self._attention_deltas(dy, saved, spec)
         turned_k, turned_v = self._turned(k, rows, narrow), self._turned(v, rows, narrow)
         turned_q, turned_dy = self._turned(q.buffer, rows, wide), self._turned(dy.buffer, rows, wide)
         dq, dk, dv = self._new(rows, wide), self._new(rows, narrow), self._new(rows, narrow)
@@ -171,6 +177,24 @@ class GridBackwardOps(GridOps):
             (spec.kv_heads * GROUP, len(items)),
         )
         return dq, dk, dv
+
+    def _attention_deltas(
+        self, dy: GridTensor, saved: AttentionSaved, spec: AttentionSpec
+    ) -> tuple[bytes, Buffer]:
+        """The constants of attention's backward, and delta of each row and head."""
+        rows = dy.shape[0]
+        args = constants(
+            rows,
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.window or 0,
+            float(spec.scale),
+            float(spec.softcap or 0.0),
+        )
+        deltas = self._new(rows, spec.heads).buffer
+        self._run("vox_attention_deltas", (dy.buffer, saved.out.buffer, deltas), args, (rows * spec.heads, 1))
+        return args, deltas
 
     def _taken(self, cache: GridKvCache, layer: int, batch: Batch) -> tuple[Buffer, Buffer]:
         """Keys and values of the batch's rows, out of the cache."""
@@ -203,17 +227,23 @@ class GridBackwardOps(GridOps):
         return dgate, dup
 
 
-def _items(batch: Batch, name: str) -> Ints:
-    """Items of up to `_SIDE` rows of one sequence, in one block: [items, 4].
-
-    Each is its first row, how many rows it has, and the sequence's first row and end.
-    """
-    items: list[tuple[int, int, int, int]] = []
+def _check_whole(batch: Batch, name: str) -> None:
     for sequence, (begin, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
         if not np.array_equal(batch.positions[begin:end], np.arange(end - begin)):
             raise ValueError(
                 f"{name}: the rows of sequence {sequence} are not its positions from 0 on; "
                 "a backward pass needs whole sequences"
             )
-        items += [(first, min(_SIDE, end - first), begin, end) for first in range(begin, end, _SIDE)]
+
+
+def _items(batch: Batch) -> Ints:
+    """Items of up to `_SIDE` rows of one sequence, in one block: [items, 4].
+
+    Each is its first row, how many rows it has, and the sequence's first row and end.
+    """
+    items = [
+        (first, min(_SIDE, end - first), begin, end)
+        for begin, end in zip(batch.starts, batch.starts[1:], strict=False)
+        for first in range(begin, end, _SIDE)
+    ]
     return np.array(items, np.int32).reshape(-1, 4)

@@ -53,6 +53,20 @@ class RowFlags:
         self._spans.append(_Span(name, self._open, first, rows))
         return self._device.part(self._buffers[self._open], 4 * first, 4 * rows)
 
+    def reserve_together(self, parts: Sequence[tuple[str, int]]) -> Buffer:
+        """Return the flags of several calls, one behind the other; each has a multiple of four."""
+        total = sum(rows for _, rows in parts)
+        if any(rows % _ALIGNED for _, rows in parts):
+            raise ValueError("flags of calls that stand together are in fours")
+        first_name, _ = parts[0]
+        whole = self.reserve(first_name, total)
+        span = self._spans.pop()
+        at = span.first
+        for name, rows in parts:
+            self._spans.append(_Span(name, span.number, at, rows))
+            at += rows
+        return whole
+
     @property
     def calls(self) -> int:
         """How many calls reserved flags."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class GridLaunches:
 
     def _new(self, *shape: int) -> GridTensor:
         """Return memory for a result."""
-        return GridTensor(self._device.empty(4 * int(np.prod(shape))), shape)
+        return GridTensor(self._device.empty(4 * math.prod(shape)), shape)
 
     def _run(self, kernel: str, buffers: tuple[Buffer, ...], args: bytes, threads: tuple[int, int]) -> None:
         if threads[1] > _MOST_ROWS:
@@ -66,7 +67,7 @@ class GridLaunches:
     ) -> GridTensor:
         """Run a kernel with a thread for each element; the last axis is a row, whatever is before it."""
         shape = alike(name, **{f"argument {i + 1}": x for i, x in enumerate(inputs)})
-        rows, width = int(np.prod(shape[:-1])), shape[-1]
+        rows, width = math.prod(shape[:-1]), shape[-1]
         out = self._new(*shape)
         buffers = (*(x.buffer for x in inputs), out.buffer, self._flags(name, rows))
         self._run(kernel, buffers, constants(rows, width, value), (rows * width, 1))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mens_core.grid_device import Buffer, Device
 from mens_core.ops import BLOCK, Ints
 
-__all__ = ["GridKvCache", "GridRotaryTable", "GridTensor", "MakeAngles", "VALUE_STRIDE"]
+__all__ = ["GridKvCache", "GridParts", "GridRotaryTable", "GridTensor", "MakeAngles", "VALUE_STRIDE"]
 
 MakeAngles = Callable[[npt.NDArray[np.uint64], int, int], npt.NDArray[np.float32]]
 """Cosines and sines [128, 2, pairs] of a block of positions, natively (docs/numerics.md, 7), from
@@ -28,6 +28,15 @@ class GridTensor:
 
     buffer: Buffer
     shape: tuple[int, ...]
+
+
+class GridParts(list[GridTensor]):
+    """Tensors one behind the other in memory, each from a multiple of 16 floats on; +0 between them."""
+
+    def __init__(self, parts: Sequence[GridTensor], whole: GridTensor) -> None:
+        """`whole`: all of it, as [quads, 4]."""
+        super().__init__(parts)
+        self.whole = whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,5 +26,10 @@ class GridTrainingOps(GridBackwardOps, GridUpdateOps, TrainingOps):
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """Keys, values and queries in both orders with attention's deltas, or a piece of a packed weight."""
-        attention = sum(lengths) * (4 * kv_heads * head_dim + 3 * widest)
-        return 4 * max(attention, PIECE, BLOCK * widest)
+        attention = 4 * sum(lengths) * (4 * kv_heads * head_dim + 3 * widest)
+        return max(attention, self._piece_bytes(widest))
+
+    @staticmethod
+    def _piece_bytes(widest: int) -> int:
+        """What `linear_backward` dequantises at once, of a packed weight."""
+        return 4 * max(PIECE, BLOCK * widest)

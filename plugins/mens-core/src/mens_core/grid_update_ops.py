@@ -5,7 +5,9 @@ One half of `GridTrainingOps`; `grid_backward_ops` is the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,11 @@ from mens_core.dropout_rate import DropoutRate
 from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import alike
 from mens_core.grid_ops import TALL, GridOps
-from mens_core.grid_tensors import GridTensor
+from mens_core.grid_tensors import GridParts, GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import Ints
-from mens_core.training_ops import AdamW, DropoutKey
+from mens_core.training_ops import AdamW, DropoutKey, TrainingOps
 
 __all__ = ["GridUpdateOps"]
 
@@ -28,7 +30,7 @@ _ALIGNED = 4
 _STREAM_DROPOUT = 4
 
 
-class GridUpdateOps(GridOps):
+class GridUpdateOps(GridOps, TrainingOps):
     """What a step does beside the backward of the forward's operators."""
 
     # --- memory ------------------------------------------------------------------------------
@@ -37,6 +39,88 @@ class GridUpdateOps(GridOps):
         """Copy an array there."""
         values = np.ascontiguousarray(x, np.float32)
         return GridTensor(self._device.put(values), values.shape)
+
+    def copy(self, x: GridTensor) -> GridTensor:
+        """x in memory of its own; bits move."""
+        out = self._new(*x.shape)
+        self._join(x, out.buffer, 0)
+        return out
+
+    def all_to_host(self, tensors: Sequence[GridTensor]) -> list[npt.NDArray[np.float32]]:
+        """`to_host` of each; all are read at once."""
+        parts = tensors if isinstance(tensors, GridParts) else self._gathered(list(tensors))
+        values = self.to_host(parts.whole).reshape(-1)
+        return [
+            values[first : first + math.prod(x.shape)].reshape(x.shape)
+            for x, first in zip(parts, _places_of(parts), strict=True)
+        ]
+
+    def copies(self, tensors: Sequence[GridTensor]) -> list[GridTensor]:
+        """`copy` of each, one behind the other."""
+        if not isinstance(tensors, GridParts):
+            return self._gathered(list(tensors))
+        return self._parts_of(self.copy(tensors.whole), tensors)
+
+    def matrices(self, tensors: Sequence[GridTensor], names: Sequence[str]) -> list[GridMatrix]:
+        """`matrix` of each."""
+        if not isinstance(tensors, GridParts):
+            return super().matrices(tensors, names)
+        flushed = self._parts_of(self._scaled(tensors, 1.0, names), tensors)
+        return [GridMatrix("f32", x.shape[0], x.shape[1], 0, x.buffer) for x in flushed]
+
+    def scale_all(self, tensors: list[GridTensor], factor: float, names: Sequence[str]) -> list[GridTensor]:
+        """`scale` of each; tensors that were apart lie one behind the other afterwards."""
+        parts = tensors if isinstance(tensors, GridParts) else self._gathered(tensors)
+        return self._parts_of(self._scaled(parts, factor, names), parts)
+
+    def adamw_all(
+        self,
+        parameters: list[GridTensor],
+        gradients: list[GridTensor],
+        m: list[GridTensor],
+        v: list[GridTensor],
+        by: AdamW,
+        names: Sequence[str],
+    ) -> None:
+        """`adamw` of each; between tensors an eps of 0 would make NaN of the zeros there."""
+        if by.eps == 0 or not all(isinstance(of, GridParts) for of in (parameters, gradients, m, v)):
+            super().adamw_all(parameters, gradients, m, v, by, names)
+            return
+        wholes = [of.whole for of in (parameters, gradients, m, v) if isinstance(of, GridParts)]
+        rows, width = alike("adamw", **{f"argument {i + 1}": whole for i, whole in enumerate(wholes)})
+        flags = self._watched.reserve_together(_flagged(parameters, names))
+        args = constants(rows, width, *map(float, by.in_order()))
+        self._run("vox_adamw", (*(whole.buffer for whole in wholes), flags), args, (rows * width, 1))
+
+    def _scaled(self, parts: GridParts, factor: float, names: Sequence[str]) -> GridTensor:
+        rows, width = parts.whole.shape
+        out, flags = self._new(rows, width), self._watched.reserve_together(_flagged(parts, names))
+        args = constants(rows, width, float(factor))
+        self._run("vox_scale", (parts.whole.buffer, out.buffer, flags), args, (rows * width, 1))
+        return out
+
+    def _gathered(self, tensors: list[GridTensor]) -> GridParts:
+        """Copies one behind the other; the list is emptied on the way."""
+        shapes = [x.shape for x in tensors]
+        total = sum(_room(shape) for shape in shapes)
+        whole, at = GridTensor(self._device.zeros(4 * total), (total // _ALIGNED, _ALIGNED)), 0
+        for shape in shapes:
+            self._join(tensors.pop(0), whole.buffer, at)
+            at += _room(shape)
+        return self._parts_of(whole, [GridTensor(None, shape) for shape in shapes])
+
+    def _parts_of(self, whole: GridTensor, like: Sequence[GridTensor]) -> GridParts:
+        """The parts of a buffer that lie as those of another one."""
+        parts, at = [], 0
+        for x in like:
+            nbytes = 4 * math.prod(x.shape)
+            parts.append(GridTensor(self._device.part(whole.buffer, 4 * at, nbytes), x.shape))
+            at += _room(x.shape)
+        return GridParts(parts, whole)
+
+    def _join(self, x: GridTensor, out: Buffer, first: int) -> None:
+        elements = math.prod(x.shape)
+        self._run("vox_join", (x.buffer, out), constants(elements, first), (elements, 1))
 
     def matrix(self, x: GridTensor, *, name: str) -> GridMatrix:
         """Copy a float32 tensor [rows, columns] as a weight for `linear`."""
@@ -67,9 +151,8 @@ class GridUpdateOps(GridOps):
             raise ValueError(f"rows of the widths {[part.shape[1] for part in parts]} can't be joined")
         out, first = self._new(sum(part.shape[0] for part in parts), width), 0
         for part in parts:
-            elements = part.shape[0] * width
-            self._run("vox_join", (part.buffer, out.buffer), constants(elements, first), (elements, 1))
-            first += elements
+            self._join(part, out.buffer, first)
+            first += part.shape[0] * width
         return out
 
     # --- loss ----------------------------------------------------------------------------------
@@ -177,6 +260,12 @@ class GridUpdateOps(GridOps):
 
     def example_products(self, a: GridTensor, b: GridTensor, starts: Ints, *, name: str) -> list[GridTensor]:
         """a^T b of each example's rows."""
+        return self._example_products("vox_example_products", TALL, a, b, starts, name)
+
+    def _example_products(
+        self, kernel: str, tall_ones: int, a: GridTensor, b: GridTensor, starts: Ints, name: str
+    ) -> list[GridTensor]:
+        """By a kernel whose groups have so many tall ones."""
         (rows, p), (others, q) = a.shape, b.shape
         if rows != others:
             raise ValueError(f"{name}: {rows} rows and {others} rows have no product")
@@ -184,10 +273,10 @@ class GridUpdateOps(GridOps):
         # The longer side lies along the threads; a product knows no left and right.
         is_wide_first = p > q
         tall, wide = (b, a) if is_wide_first else (a, b)
-        examples, tiles, stride = len(starts) - 1, -(-min(p, q) // TALL), _aligned(p * q)
+        examples, tiles, stride = len(starts) - 1, -(-min(p, q) // tall_ones), _aligned(p * q)
         out = self._device.empty(4 * stride * examples)
         self._run(
-            "vox_example_products",
+            kernel,
             (tall.buffer, wide.buffer, self._ints(starts), out, self._flags(name, examples)),
             constants(min(p, q), max(p, q), tiles, int(is_wide_first), stride),
             (max(p, q), examples * tiles),
@@ -198,16 +287,22 @@ class GridUpdateOps(GridOps):
 
     def sum_of_squares(self, x: GridTensor, *, name: str) -> np.float32:
         """C128 of x_i * x_i over the flat tensor."""
-        elements = int(np.prod(x.shape))
-        by_chunk = self._chunks("vox_chunk_squares", x.buffer, 1, elements)
-        out = self._device.empty(4)
-        self._run(
-            "vox_chunks_folded",
-            (by_chunk, out, self._flags(name, 1)),
-            constants(-(-elements // _CHUNK)),
-            (GROUP, 1),
-        )
-        return np.float32(self._device.get(out, np.float32, (1,))[0])
+        return self.sums_of_squares([x], [name])[0]
+
+    def sums_of_squares(self, tensors: Sequence[GridTensor], names: Sequence[str]) -> list[np.float32]:
+        """`sum_of_squares` of each; all are read at once."""
+        out = self._device.empty(4 * _ALIGNED * len(tensors))
+        for i, (x, name) in enumerate(zip(tensors, names, strict=True)):
+            elements = int(np.prod(x.shape))
+            by_chunk = self._chunks("vox_chunk_squares", x.buffer, 1, elements)
+            self._run(
+                "vox_chunks_folded",
+                (by_chunk, self._device.part(out, 4 * _ALIGNED * i, 4), self._flags(name, 1)),
+                constants(-(-elements // _CHUNK)),
+                (GROUP, 1),
+            )
+        found = self._device.get(out, np.float32, (len(tensors), _ALIGNED))
+        return [np.float32(value) for value in found[:, 0]]
 
     def adamw(
         self,
@@ -263,6 +358,21 @@ class GridUpdateOps(GridOps):
             GridTensor(self._device.part(out, 4 * stride * example, nbytes), shape)
             for example in range(examples)
         ]
+
+
+def _room(shape: tuple[int, ...]) -> int:
+    """Floats that a part takes: flags of four floats each, in fours."""
+    return -(-math.prod(shape) // (_ALIGNED * _ALIGNED)) * _ALIGNED * _ALIGNED
+
+
+def _places_of(parts: Sequence[GridTensor]) -> list[int]:
+    """First float of each part."""
+    return list(accumulate((_room(x.shape) for x in parts), initial=0))[:-1]
+
+
+def _flagged(parts: Sequence[GridTensor], names: Sequence[str]) -> list[tuple[str, int]]:
+    """Flags of each part: one for four floats."""
+    return [(name, _room(x.shape) // _ALIGNED) for x, name in zip(parts, names, strict=True)]
 
 
 def _aligned(elements: int) -> int:

@@ -18,12 +18,10 @@ from mens_core.ops import BLOCK, Batch, Ints
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import TrainExample
 
-__all__ = ["ROWS_AT_ONCE", "Example", "HeadSlice", "MicroBatch", "cut", "pack", "read_examples"]
+__all__ = ["Example", "HeadSlice", "MicroBatch", "cut", "pack", "read_examples"]
 
 MOST_EXAMPLES = 1 << 16
 """In a step: their numbers have 16 bits in the counters of random words."""
-ROWS_AT_ONCE = 512
-"""Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class HeadSlice:
     rows: ExampleRows
     """One piece per owner."""
     owners: tuple[int, ...]
-    """Which example of the micro-batch each piece belongs to."""
+    """Which example of the micro-batch each piece belongs to; some may have several, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +118,8 @@ def _problem(example: TrainExample, vocab_size: int, context_length: int) -> str
     return None
 
 
-def cut(examples: Sequence[Example], size: int | None, most_rows: int = ROWS_AT_ONCE) -> Iterator[range]:
-    """Yield which examples run together: `size` at a time, or as many as `most_rows` allows."""
+def cut(examples: Sequence[Example], size: int | None, rows_at_once: int = 512) -> Iterator[range]:
+    """Yield which examples run together: `size` at a time, or as many as have so many rows; one, at least."""
     begin = 0
     while begin < len(examples):
         end = begin + 1
@@ -129,19 +127,22 @@ def cut(examples: Sequence[Example], size: int | None, most_rows: int = ROWS_AT_
             end = min(begin + size, len(examples))
         else:
             rows = examples[begin].rows
-            while end < len(examples) and rows + examples[end].rows <= most_rows:
+            while end < len(examples) and rows + examples[end].rows <= rows_at_once:
                 rows += examples[end].rows
                 end += 1
         yield range(begin, end)
         begin = end
 
 
-def pack(examples: Sequence[Example], first: int, *, whole: bool = False) -> MicroBatch:
+def pack(
+    examples: Sequence[Example], first: int, *, whole: bool = False, logit_rows: int = BLOCK
+) -> MicroBatch:
     """Lay examples side by side.
 
     Args:
         first: the number of the first one in the step.
         whole: run every position, the last ones too.
+        logit_rows: rows of a head's slice at most; a chunk, at least.
     """
     lengths = [len(example.token_ids) if whole else example.rows for example in examples]
     starts = np.cumsum([0, *lengths]).astype(np.int32)
@@ -168,7 +169,7 @@ def pack(examples: Sequence[Example], first: int, *, whole: bool = False) -> Mic
         rows=rows,
         loss_positions=np.concatenate(trained),
         loss_starts=np.cumsum([0, *map(len, trained)]).astype(np.int32),
-        slices=tuple(_head_slices(examples, trained, starts, first)),
+        slices=tuple(_head_slices(examples, trained, starts, first, logit_rows)),
     )
 
 
@@ -183,9 +184,9 @@ def _block_tables(lengths: Sequence[int]) -> Ints:
 
 
 def _head_slices(
-    examples: Sequence[Example], trained: Sequence[Ints], starts: Ints, first: int
+    examples: Sequence[Example], trained: Sequence[Ints], starts: Ints, first: int, most: int
 ) -> Iterator[HeadSlice]:
-    """Gather chunks of 128 trained positions, in order, up to 128 rows at once.
+    """Gather chunks of 128 trained positions, in order, up to so many rows at once.
 
     A chunk is never split: what the output matrix's update sums over an example is C128, and its
     chunks are these.
@@ -194,7 +195,7 @@ def _head_slices(
     for owner, at in enumerate(trained):
         for begin in range(0, len(at), BLOCK):
             piece = at[begin : begin + BLOCK]
-            if pieces and sum(len(rows) for _, rows in pieces) + len(piece) > BLOCK:
+            if pieces and sum(len(rows) for _, rows in pieces) + len(piece) > most:
                 yield _head_slice(examples, pieces, starts, first)
                 pieces = []
             pieces.append((owner, piece))

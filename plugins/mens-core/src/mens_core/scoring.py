@@ -30,7 +30,12 @@ def score_examples(
         BackendError: `non-finite`.
     """
     scores: list[Score] = []
-    for together in cut(examples, micro_batch_size):
-        micro = pack(examples[together.start : together.stop], first + together.start, whole=digests)
+    for together in cut(examples, micro_batch_size, ops.rows_at_once):
+        micro = pack(
+            examples[together.start : together.stop],
+            first + together.start,
+            whole=digests,
+            logit_rows=ops.logit_rows_at_once,
+        )
         scores += yield from score(model, ops, micro, digests=digests)
     return scores

@@ -60,7 +60,11 @@ def sum_gradients(
         for gradient in gradients:
             tree.push(gradient)
 
-    for together in cut(examples, micro_batch_size):
-        micro = pack(examples[together.start : together.stop], first + together.start)
+    for together in cut(examples, micro_batch_size, ops.rows_at_once):
+        micro = pack(
+            examples[together.start : together.stop],
+            first + together.start,
+            logit_rows=ops.logit_rows_at_once,
+        )
         losses.extend((yield from differentiate(model, ops, micro, dropout, take)))
     return Gradients(losses, trees)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mens_core.adapters.apply import from_lane, make_loras, to_lane
+from mens_core.adapters.apply import all_from_lane, from_lane, make_loras, to_lane
 from mens_core.adapters.initial import initial_tensors
 from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import AdapterPlan, plan_adapter
@@ -79,12 +79,12 @@ class StepOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """One parameter and its moments, on the lane."""
+class _Held:
+    """All parameters and their moments on the lane, in the order of the plan's shapes."""
 
-    value: Tensor
-    first: Tensor
-    second: Tensor
+    values: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
 
 
 class Trainer:
@@ -125,8 +125,8 @@ class Trainer:
         values, first, second = (
             to_lane(ops, of) for of in (state.parameters, state.first_moments, state.second_moments)
         )
-        self._slots = {key: _Slot(values[key], first[key], second[key]) for key in self.plan.shapes}
-        self._install(self._slots)
+        self._keys = list(self.plan.shapes)
+        self._install(_Held(*([of[key] for key in self._keys] for of in (values, first, second))))
 
     @staticmethod
     def plan_for(model: Model, config: TrainerConfig) -> AdapterPlan:
@@ -135,23 +135,23 @@ class Trainer:
 
     def state(self) -> TrainerState:
         """Return what a later run needs, as it is now; a tensor comes to the host when it is read."""
-        slots = self._slots.items()
-        return TrainerState(
-            step=self.step,
-            parameters=from_lane(self._ops, {key: slot.value for key, slot in slots}),
-            first_moments=from_lane(self._ops, {key: slot.first for key, slot in slots}),
-            second_moments=from_lane(self._ops, {key: slot.second for key, slot in slots}),
+        values, first, second = (
+            from_lane(self._ops, dict(zip(self._keys, of, strict=True)))
+            for of in (self._held.values, self._held.first, self._held.second)
         )
+        return TrainerState(step=self.step, parameters=values, first_moments=first, second_moments=second)
 
-    def _install(self, slots: Mapping[str, _Slot]) -> None:
+    def _install(self, held: _Held) -> None:
         """Run with these values from now on."""
-        values = {key: slot.value for key, slot in slots.items()}
-        model = self._base.adapted(make_loras(self._ops, self.plan, values))
-        digest = adapter_digest(from_lane(self._ops, values))
+        tensors = dict(zip(self._keys, held.values, strict=True))
+        values = all_from_lane(self._ops, self._keys, held.values)
+        loras = make_loras(self._ops, self.plan, tensors, together=held.values, values=values)
+        model = self._base.adapted(loras)
+        digest = adapter_digest(values)
         if self._team is not None:
-            self._team.install(values, digest)
+            self._team.install(tensors, digest)
         # Nothing below can fail: before it, all is as it was.
-        self._slots, self.model, self.adapter_digest = dict(slots), model, digest
+        self._held, self.model, self.adapter_digest = held, model, digest
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -178,12 +178,12 @@ class Trainer:
         trained = sum(len(example.trained) for example in examples)
         gradients = self._average(sums, trained)
         norm = self._norm(gradients)
-        self._clip(gradients, norm)
+        gradients = self._clip(gradients, norm)
         yield
         rate = learning_rate(self.config.optimizer.learning_rate, self.config.schedule, self.step)
-        slots = self._updated(gradients, rate)
+        held = self._updated(gradients, rate)
         yield
-        self._install(slots)
+        self._install(held)
         self._powers.advance()
         self.step += 1
         return StepOutcome(
@@ -234,44 +234,39 @@ class Trainer:
             look()
             yield
 
-    def _average(self, sums: dict[str, Tensor], trained: int) -> dict[str, Tensor]:
+    def _average(self, sums: dict[str, Tensor], trained: int) -> list[Tensor]:
         share = nearest(Fraction(1, trained))
-        # Popped as they are used: two sets of gradients need not be there at once.
-        return {key: self._ops.scale(sums.pop(key), share, name=f"{key}.mean") for key in self.plan.shapes}
+        return self._ops.scale_all([sums.pop(key) for key in self._keys], share, self._named("mean"))
 
-    def _norm(self, gradients: Mapping[str, Tensor]) -> np.float32:
+    def _named(self, what: str) -> list[str]:
+        return [f"{key}.{what}" for key in self._keys]
+
+    def _norm(self, gradients: list[Tensor]) -> np.float32:
         """Root of the sum of squares: C128 in each tensor, tensors in the order of their keys."""
         total: np.float32 | None = None
         with np.errstate(over="ignore"):
-            for key, gradient in gradients.items():
-                square = self._ops.sum_of_squares(gradient, name=f"{key}.square")
+            for square in self._ops.sums_of_squares(gradients, self._named("square")):
                 total = square if total is None else np.float32(total + square)
         self._refuse_faults()
         if total is None or not np.isfinite(total):
             raise not_finite("gradient norm", {})
         return np.float32(np.sqrt(total))
 
-    def _clip(self, gradients: dict[str, Tensor], norm: np.float32) -> None:
+    def _clip(self, gradients: list[Tensor], norm: np.float32) -> list[Tensor]:
         limit = self.config.optimizer.max_gradient_norm
         if limit is None or float(norm) <= exact(limit):
-            return
+            return gradients
         factor = nearest(exact(limit) / Fraction(float(norm)))
-        for key in list(gradients):
-            gradients[key] = self._ops.scale(gradients[key], factor, name=f"{key}.clip")
+        return self._ops.scale_all(gradients, factor, self._named("clip"))
 
-    def _updated(self, gradients: Mapping[str, Tensor], rate: float) -> dict[str, _Slot]:
+    def _updated(self, gradients: list[Tensor], rate: float) -> _Held:
         ops = self._ops
         ops.release_freed()
         by = adamw_constants(self.config.optimizer, rate, self._powers.next())
-        slots = {}
-        for key, slot in self._slots.items():
-            value, first, second = (
-                ops.from_host(ops.to_host(of)) for of in (slot.value, slot.first, slot.second)
-            )
-            ops.adamw(value, gradients[key], first, second, by, name=key)
-            slots[key] = _Slot(value, first, second)
+        held = _Held(*(ops.copies(of) for of in (self._held.values, self._held.first, self._held.second)))
+        ops.adamw_all(held.values, gradients, held.first, held.second, by, self._keys)
         self._refuse_faults()
-        return slots
+        return held
 
     def _refuse_faults(self) -> None:
         faults = self._ops.take_faults()

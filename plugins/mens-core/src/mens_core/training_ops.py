@@ -87,6 +87,14 @@ class AdapterOps(Ops):
     def matrix(self, x: Tensor, *, name: str) -> Matrix:
         """Take a float32 tensor [rows, columns] as a weight for `linear`; later changes of x don't show."""
 
+    def all_to_host(self, tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:
+        """`to_host` of each; a lane may wait once for all of them."""
+        return [self.to_host(x) for x in tensors]
+
+    def matrices(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[Matrix]:
+        """`matrix` of each."""
+        return [self.matrix(x, name=name) for x, name in zip(tensors, names, strict=True)]
+
     @abstractmethod
     def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
         """y + x * factor: a product rounded, then a sum rounded."""
@@ -103,6 +111,10 @@ class TrainingOps(AdapterOps):
 
     memory_place: Literal["host", "device"] = "host"
     """Where tensors and weights lie."""
+    rows_at_once: int = 512
+    """Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
+    logit_rows_at_once: int = 128
+    """Rows whose logits are made together: whole chunks of 128."""
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """What one operator takes beside its results, at most; a lane that takes some says how much.
@@ -123,6 +135,14 @@ class TrainingOps(AdapterOps):
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """What a `matrix` of float32 takes."""
         return 4 * rows * columns
+
+    def copy(self, x: Tensor) -> Tensor:
+        """x in memory of its own."""
+        return self.from_host(self.to_host(x))
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """`copy` of each; a lane may lay them so that the operators of many tensors are few launches."""
+        return [self.copy(x) for x in tensors]
 
     # --- backward of the forward's operators ------------------------------------------------------
 
@@ -233,6 +253,27 @@ class TrainingOps(AdapterOps):
     @abstractmethod
     def sum_of_squares(self, x: Tensor, *, name: str) -> np.float32:
         """C128 of x_i * x_i over the flat tensor."""
+
+    def scale_all(self, tensors: list[Tensor], factor: float, names: Sequence[str]) -> list[Tensor]:
+        """`scale` of each; the list is emptied on the way, so that two sets need not be there at once."""
+        return [self.scale(tensors.pop(0), factor, name=name) for name in names]
+
+    def adamw_all(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        m: list[Tensor],
+        v: list[Tensor],
+        by: AdamW,
+        names: Sequence[str],
+    ) -> None:
+        """`adamw` of each."""
+        for number, name in enumerate(names):
+            self.adamw(parameters[number], gradients[number], m[number], v[number], by, name=name)
+
+    def sums_of_squares(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[np.float32]:
+        """`sum_of_squares` of each; a lane may wait once for all of them."""
+        return [self.sum_of_squares(x, name=name) for x, name in zip(tensors, names, strict=True)]
 
     @abstractmethod
     def adamw(

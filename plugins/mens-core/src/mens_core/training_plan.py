@@ -16,7 +16,7 @@ from mens_core.adapters.keys import parameter_key
 from mens_core.adapters.plan import AdaptedMatrix, AdapterPlan, plan_adapter
 from mens_core.differentiate import differentiate, score
 from mens_core.example_tree import ExampleTree
-from mens_core.micro_batches import ROWS_AT_ONCE, Example, cut, pack
+from mens_core.micro_batches import Example, cut, pack
 from mens_core.models.linear import Lora
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
@@ -66,7 +66,7 @@ def plan_step(
         )
     adapter = plan_adapter(params.adapter, model.layer_shapes)
     example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
-    together = _together(params, example)
+    together = _together(params, ops, example)
     by_kind = _fullest(params, model, ops, adapter, example, together)
     weights = _weight_bytes(model, parameters)
     work = ops.workspace_bytes(
@@ -95,13 +95,14 @@ def plan_step(
     return StepPlan(adapter, memory)
 
 
-def _together(params: TrainPlanParams, example: Example) -> int:
+def _together(params: TrainPlanParams, ops: TrainingOps, example: Example) -> int:
     # Of equal examples the first cut is as large as any.
-    return len(next(cut([example] * min(params.examples, _most_at_once(params)), params.micro_batch_size)))
+    some = [example] * min(params.examples, _most_at_once(params, ops))
+    return len(next(cut(some, params.micro_batch_size, ops.rows_at_once)))
 
 
-def _most_at_once(params: TrainPlanParams) -> int:
-    return params.micro_batch_size or ROWS_AT_ONCE
+def _most_at_once(params: TrainPlanParams, ops: TrainingOps) -> int:
+    return params.micro_batch_size or ops.rows_at_once
 
 
 def _fullest(
@@ -159,7 +160,7 @@ def _micro_batch(
         for gradient in gradients:
             trees[parameter_key(parameter)].push(gradient)
 
-    micro = pack([example] * together, 0)
+    micro = pack([example] * together, 0, logit_rows=lane.logit_rows_at_once)
     rate = adapter.dropout
     _finish(differentiate(adapted, ops, micro, Dropout(rate, 0, 0) if rate else None, take))
     return meter.most_by_kind
@@ -171,8 +172,10 @@ def _evaluation(
     """An evaluation is asked for any number of examples, so it may run more at once than a small step."""
     meter = Meter()
     adapted, ops = _adapted(meter, model, lane, adapter)
-    together = len(next(cut([example] * _most_at_once(params), params.micro_batch_size)))
-    _finish(score(adapted, ops, pack([example] * together, 0), digests=False))
+    some = [example] * _most_at_once(params, lane)
+    together = len(next(cut(some, params.micro_batch_size, lane.rows_at_once)))
+    micro = pack([example] * together, 0, logit_rows=lane.logit_rows_at_once)
+    _finish(score(adapted, ops, micro, digests=False))
     return meter.most_by_kind
 
 

@@ -6,7 +6,7 @@ digests and the host's copies have it as PEFT does, [rank, tokens].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from mens_core.ops import Tensor
 from mens_core.training_ops import AdapterOps
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 
-__all__ = ["from_lane", "lane_shapes", "make_loras", "to_lane"]
+__all__ = ["all_from_lane", "from_lane", "lane_shapes", "make_loras", "to_lane"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -33,6 +33,12 @@ def to_lane(ops: AdapterOps, tensors: Mapping[str, Floats]) -> dict[str, Tensor]
 def from_lane(ops: AdapterOps, tensors: Mapping[str, Tensor]) -> Mapping[str, Floats]:
     """Return tensors on a lane as arrays, by their keys; each comes to the host when it is read."""
     return _FromLane(ops, tensors)
+
+
+def all_from_lane(ops: AdapterOps, keys: Iterable[str], tensors: Sequence[Tensor]) -> dict[str, Floats]:
+    """`from_lane` of all tensors at once: a lane may wait once for all of them."""
+    held = ops.all_to_host(tensors)
+    return {key: _turned(key, np.asarray(x, "<f4")) for key, x in zip(keys, held, strict=True)}
 
 
 class _FromLane(Mapping[str, Floats]):
@@ -59,22 +65,33 @@ def lane_shapes(plan: AdapterPlan) -> dict[str, tuple[int, int]]:
     }
 
 
-def make_loras(ops: AdapterOps, plan: AdapterPlan, tensors: Mapping[str, Tensor]) -> dict[str, Lora]:
+def make_loras(
+    ops: AdapterOps,
+    plan: AdapterPlan,
+    tensors: Mapping[str, Tensor],
+    *,
+    together: Sequence[Tensor] | None = None,
+    values: Mapping[str, Floats] | None = None,
+) -> dict[str, Lora]:
     """Return the updates by the names of their layers; later changes of the tensors don't show.
 
     Args:
         tensors: as `to_lane` made them.
+        together: the tensors in that order, as `copies` or an operator of many returned them.
+        values: what they hold, if that is known already.
     """
     loras = {}
+    keys, every = list(tensors), list(tensors.values()) if together is None else together
+    held = all_from_lane(ops, keys, every) if values is None else values
+    made = dict(zip(keys, ops.matrices(every, keys), strict=True))
     for matrix in plan.matrices:
         key_a, key_b = matrix.keys
-        a, b = tensors[key_a], tensors[key_b]
         loras[matrix.name] = Lora(
-            a=ops.matrix(a, name=key_a),
-            b=ops.matrix(b, name=key_b),
+            a=made[key_a],
+            b=made[key_b],
             scale=matrix.scale,
             number=matrix.number,
-            is_zero=matrix.scale == 0 or not (ops.to_host(a).any() and ops.to_host(b).any()),
+            is_zero=matrix.scale == 0 or not (held[key_a].any() and held[key_b].any()),
         )
     return loras
 

@@ -17,10 +17,14 @@ CANON NormSums norm_step(float dy, float x, float weight, NormSums p) {
 }
 // c, what the normed row is taken off with.
 CANON float norm_share(float products, float inverse, float width) { return f_div(f_mul(products, inverse), width); }
-// (dy w - (x inv) c) inv
+// (g - (x inv) c) inv, g being dy w
+template <class V>
+CANON V norm_gradient_of(V g, V x, V inverse, V c) {
+  return f_mul(f_fma(f_neg(f_mul(x, inverse)), c, g), inverse);
+}
 template <class V>
 CANON V norm_gradient(V dy, V x, V weight, V inverse, V c) {
-  return f_mul(f_fma(f_neg(f_mul(x, inverse)), c, f_mul(dy, weight)), inverse);
+  return norm_gradient_of(f_mul(dy, weight), x, inverse, c);
 }
 
 // --- rope ----------------------------------------------------------------------------------------
