@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.training_runs import a_record
 from vox_host.errors import IntegrityError
 from vox_host.training.checkpoints import Checkpoints, HostState
 from vox_host.training.metrics import NOTHING
@@ -24,7 +25,9 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     folder.mkdir()
     (folder / "state.json").write_bytes(CONTENT)
     saved = TrainSaveResult(step=step, adapter_digest="ab" * 32, files={"state.json": DIGEST})
-    checkpoints.complete(HostState.of(Course(step=step, best_loss=0.25, best_step=1), saved, NOTHING))
+    checkpoints.complete(
+        HostState.of(a_record(), Course(step=step, best_loss=0.25, best_step=1), saved, NOTHING)
+    )
 
 
 @pytest.fixture

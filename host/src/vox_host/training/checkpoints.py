@@ -24,6 +24,7 @@ from vox_host.errors import IntegrityError
 from vox_host.stat_cache import write_aside
 from vox_host.training.metrics import Mark
 from vox_host.training.pace import Course
+from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
 
 __all__ = ["Checkpoint", "Checkpoints", "HostState"]
@@ -41,7 +42,10 @@ class HostState(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
+    """1 did not say what the run is."""
+    run: RunRecord
+    """What the run is: run.json as it was begun, which a resumed run is held against."""
     step: int = Field(ge=0)
     adapter_digest: str = Field(pattern=_HEX)
     files: dict[str, str]
@@ -57,9 +61,10 @@ class HostState(BaseModel):
     """In the file: SHA-256 of its text with null here. None: in memory."""
 
     @staticmethod
-    def of(course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
+    def of(run: RunRecord, course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
         """Put it together after a save."""
         return HostState(
+            run=run,
             step=course.step,
             adapter_digest=saved.adapter_digest,
             files=dict(saved.files),
@@ -110,6 +115,15 @@ class Checkpoints:
             return []
         found = [(entry, _NAME.fullmatch(entry.name)) for entry in self.folder.iterdir()]
         return sorted(int(match[1]) for entry, match in found if match and (entry / HOST_STATE).is_file())
+
+    def records(self) -> list[tuple[Path, RunRecord]]:
+        """Return what each one says the run is, with the file that says it; damaged ones say nothing."""
+        said = []
+        for step in self.steps():
+            # To name the damage is for whoever goes on from one.
+            with contextlib.suppress(IntegrityError):
+                said.append((self.path(step) / HOST_STATE, self._record(step).run))
+        return said
 
     def read(self, step: int) -> Checkpoint:
         """Return one, its files held against what was recorded.
