@@ -187,8 +187,16 @@ def check_out(out: Path) -> None:
     """Refuse a place for a new run where something is, or where no folder can be made.
 
     Raises:
-        UsageError: `out-exists` or `out-folder`.
+        UsageError: `out-exists`, `out-folder`, or `out-inside-run`: it lies in another run's folder.
     """
+    for above in out.absolute().parent.resolve().joinpath(out.name).parents:
+        if (above / RUN_JSON).is_file():
+            raise UsageError(
+                "out-inside-run",
+                f"--out {out} lies inside {above}, which is a run; nothing was started",
+                facts=[("run", str(above))],
+                remedy="Name a folder outside of it.",
+            )
     refuse_target(out, _RUN)
 
 
