@@ -32,6 +32,8 @@ from vox_host.runs.layout import RunDirectory
 from vox_host.runs.manifest import AdapterFacts
 from vox_host.runs.open import open_adapter, read_verified
 from vox_host.runs.publish import publish_adapter
+from vox_host.training.checkpoints import Checkpoints
+from vox_host.training.record import RunRecord, record_text
 
 OPTIONS = ("--steps", "30", "--save-every", "2", "--eval-every", "5", "--batch-size", "2", "--rank", "2")
 NEW = ("--model", MODEL, "--data", "ROWS", "--out", "NEW")
@@ -84,6 +86,16 @@ def begun(lane: InstalledLane, *arguments: str) -> subprocess.Popen[str]:
         if line.strip().startswith("saved "):
             return process
     raise AssertionError(f"it ended without saving: {process.wait()}")
+
+
+def begun_as(run: Path, **changes: object) -> None:
+    """Make it a run that was begun as something else, its checkpoints too."""
+    fields = json.loads((run / "run.json").read_text())
+    record = RunRecord.model_validate({**fields, **changes, "record_digest": None})
+    (run / "run.json").write_text(record_text(record))
+    checkpoints = Checkpoints(run / "checkpoints")
+    for step in checkpoints.steps():
+        checkpoints.complete(checkpoints.read(step).state.model_copy(update={"run": record}))
 
 
 def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
@@ -196,11 +208,24 @@ def test_what_is_gone_of_a_trained_run_is_named_and_resuming_puts_it_back(lane, 
     status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
     assert status == 4 and "error[resume-template-changed]" in said and said.count("sha256:") == 2
     (run / "chat_template.jinja").unlink()
-    record = run / "run.json"
-    fields = json.loads(record.read_text())
-    record.write_text(json.dumps({**fields, "template": "0" * 64}))
+    begun_as(run, template="0" * 64)
     status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
     assert status == 4 and "found     no such file" in said
+
+
+def test_an_edited_run_json_changes_neither_the_run_nor_its_adapter(lane, whole, monkeypatch, capsys):
+    run = lane.home / "edited"
+    shutil.copytree(whole, run)
+    manifest = read_verified(run)[1]
+    text = (run / "run.json").read_text()
+    fields = json.loads(text)
+    assert manifest.run_digest == fields["record_digest"]
+    fields["options"]["alpha"] *= 100
+    (run / "run.json").write_text(json.dumps(fields))
+    before = results(run)
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 4 and "error[run-changed]" in said and "options.alpha was changed" in said
+    assert results(run) == before
 
 
 @pytest.mark.timeout(60)
@@ -271,6 +296,7 @@ def test_a_run_is_what_answers(lane, whole):
         (["--model", "gemma4", "--data", "ROWS", "--out", "NEW"], "model-not-found", "gemma3"),
         (["--model", MODEL, "--data", "NONE", "--out", "NEW"], "data-missing", "NONE"),
         (["--model", MODEL, "--data", "ROWS", "--out", "WHOLE"], "out-exists", "--resume"),
+        (["--model", MODEL, "--data", "ROWS", "--out", "INSIDE"], "out-inside-run", "whole/tools, which is a run"),
         ([*NEW, "--preset", "cpuu"], "preset-unknown", "'cpu'"),
         ([*NEW, "--steps", "1", "--epochs", "1"], "usage", "both"),
         ([*NEW, "--alpha", "nan"], "usage", "--alpha"),
@@ -294,6 +320,7 @@ def test_what_can_not_be_is_refused_before_anything_is_started(
         "ROWS": lane.home / "rows.jsonl",
         "NEW": lane.home / "new",
         "WHOLE": whole,
+        "INSIDE": whole / "checkpoints" / "step-000009",
         "NONE": lane.home / "NONE",
     }
     status, said = refused(lane, monkeypatch, capsys, *(str(places.get(word, word)) for word in arguments))
@@ -328,16 +355,17 @@ def test_a_run_whose_data_model_or_plugin_has_changed_is_refused_with_both_diges
         "model": record["model"]["digest"],
         "plugin": record["plugin"]["tree_digest"],
     }[what]
-    run_json = (whole / "run.json").read_text()
+    run = whole
     if what == "data":
         write_rows(lane.home / "rows.jsonl", 41)
     else:
-        # As if another one had been there when the run was begun.
-        (whole / "run.json").write_text(run_json.replace(expected, "0" * 64))
+        run = lane.home / f"other-{what}"
+        shutil.copytree(whole, run)
+        field = {"model": "digest", "plugin": "tree_digest"}[what]
+        begun_as(run, **{what: {**record[what], field: "0" * 64}})
     try:
-        status, said = refused(lane, monkeypatch, capsys, "--resume", str(whole))
+        status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
     finally:
-        (whole / "run.json").write_text(run_json)
         write_rows(lane.home / "rows.jsonl")
     assert status == 4
     assert f"error[resume-{what}-changed]" in said

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from vox_host.errors import IntegrityError
+from fixtures.training_runs import a_record
+from vox_host.errors import IntegrityError, UsageError
 from vox_host.training.checkpoints import Checkpoints, HostState
 from vox_host.training.metrics import NOTHING
 from vox_host.training.pace import Course
@@ -24,7 +26,9 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     folder.mkdir()
     (folder / "state.json").write_bytes(CONTENT)
     saved = TrainSaveResult(step=step, adapter_digest="ab" * 32, files={"state.json": DIGEST})
-    checkpoints.complete(HostState.of(Course(step=step, best_loss=0.25, best_step=1), saved, NOTHING))
+    checkpoints.complete(
+        HostState.of(a_record(), Course(step=step, best_loss=0.25, best_step=1), saved, NOTHING)
+    )
 
 
 @pytest.fixture
@@ -46,11 +50,67 @@ def test_the_newest_is_found_by_its_number_and_says_where_the_run_was(checkpoint
 
 
 def test_what_a_kill_left_half_done_is_no_checkpoint_and_goes(checkpoints):
-    (checkpoints.path(11) / "host.json").unlink()
+    half = checkpoints.make_room(12)
+    half.mkdir()
+    (half / "state.json").write_bytes(CONTENT)
     (checkpoints.folder / ".step-000012.partial").mkdir()
+    going = checkpoints.path(11).rename(checkpoints.folder / ".step-000011.gone")
+    (going / "state.json").unlink()
+    (checkpoints.folder / ".step-000008.gone").mkdir()
     assert checkpoints.latest().folder == checkpoints.path(10)
     checkpoints.tidy()
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000009", "step-000010"]
+
+
+def test_one_that_was_completed_just_before_a_kill_stays(checkpoints):
+    save(checkpoints, 12)
+    (checkpoints.folder / ".step-000012.saving").mkdir()
+    checkpoints.tidy()
+    assert checkpoints.steps() == [9, 10, 11, 12]
+    assert not (checkpoints.folder / ".step-000012.saving").exists()
+
+
+def test_what_others_put_there_is_neither_counted_nor_removed(checkpoints):
+    for name in ("step-000011-keep", "step-000011.bak", "best", "step-1", "step-0000011", "step-000777"):
+        (checkpoints.folder / name).mkdir()
+        (checkpoints.folder / name / "mine.txt").write_text("mine")
+        if name not in ("best", "step-000777"):
+            (checkpoints.folder / name / "host.json").write_bytes(
+                (checkpoints.path(11) / "host.json").read_bytes()
+            )
+    (checkpoints.folder / "notes.txt").write_text("mine")
+    (checkpoints.folder / "step-000778").symlink_to(checkpoints.path(11))
+    (checkpoints.folder / ".step-000779.gone").mkdir()
+    (checkpoints.folder / ".step-000779.gone" / "mine.txt").write_text("mine")
+    before = {path.name for path in checkpoints.folder.iterdir()}
+    checkpoints.tidy()
+    assert {path.name for path in checkpoints.folder.iterdir()} == before
+    assert checkpoints.steps() == [9, 10, 11]
+    checkpoints.keep_only({11})
+    assert {path.name for path in checkpoints.folder.iterdir()} == before - {"step-000009", "step-000010"}
+    assert len(list(checkpoints.folder.rglob("mine.txt"))) == 7
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_checkpoint_is_not_written_over_what_no_run_wrote(checkpoints, tmp_path, is_link):
+    place = checkpoints.path(777)
+    if is_link:
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.mkdir()
+        (place / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="step-000777") as caught:
+        checkpoints.make_room(777)
+    assert caught.value.code == "checkpoint-place-taken"
+    checkpoints.tidy()
+    assert place.is_symlink() if is_link else (place / "mine.txt").read_text() == "mine"
+
+
+def test_a_copy_under_the_name_of_another_step_is_not_taken_for_it(checkpoints):
+    shutil.copytree(checkpoints.path(11), checkpoints.path(99))
+    with pytest.raises(IntegrityError, match="step-000099") as caught:
+        checkpoints.latest()
+    assert dict(caught.value.facts)["found"] == "that of step 11"
 
 
 def test_a_damaged_one_is_refused_and_no_older_one_taken_in_its_place(checkpoints):

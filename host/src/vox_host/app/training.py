@@ -34,6 +34,7 @@ from vox_host.training.record import (
     ModelRecord,
     NumericsRecord,
     RunRecord,
+    record_digest,
     record_text,
 )
 from vox_host.whole_folder import Making, refuse_target, whole_folder, write_file
@@ -186,8 +187,16 @@ def check_out(out: Path) -> None:
     """Refuse a place for a new run where something is, or where no folder can be made.
 
     Raises:
-        UsageError: `out-exists` or `out-folder`.
+        UsageError: `out-exists`, `out-folder`, or `out-inside-run`: it lies in another run's folder.
     """
+    for above in out.absolute().parent.resolve().joinpath(out.name).parents:
+        if (above / RUN_JSON).is_file():
+            raise UsageError(
+                "out-inside-run",
+                f"--out {out} lies inside {above}, which is a run; nothing was started",
+                facts=[("run", str(above))],
+                remedy="Name a folder outside of it.",
+            )
     refuse_target(out, _RUN)
 
 
@@ -233,10 +242,11 @@ async def run_training(
     Raises:
         VoxError: see `drive`.
     """
-    publisher = _Publisher(run, prepared, record)
+    publisher = _Publisher(run, prepared)
     job = Job(
         run=run,
         title=f"{run.path.absolute().name}: {prepared.model.name}, rank {prepared.options.rank}",
+        record=record,
         options=prepared.options,
         train=[example.message() for example in prepared.dataset.train],
         held_out=[example.message() for example in prepared.dataset.held_out],
@@ -253,13 +263,14 @@ async def run_training(
 class _Publisher:
     run: RunDirectory
     prepared: Prepared
-    record: RunRecord
     _key_map: dict[str, str] = field(default_factory=dict)
 
     def publish(self, checkpoint: Checkpoint, begun: t.TrainBeginResult) -> None:
         if not self._key_map:
             self._key_map = base_key_map(begun.matrices, self.prepared.model.path)
-        options, record, model = self.record.options, self.record, self.prepared.model
+        # What the checkpoint was made as, whatever anything else says by now.
+        record, model = checkpoint.state.run, self.prepared.model
+        options = record.options
         facts = AdapterFacts(
             vox_host=record.vox_host,
             base_model=BaseModelRecord(name=model.name, digest=model.digest, path=str(model.path)),
@@ -280,6 +291,7 @@ class _Publisher:
             ),
             seed=options.seed,
             preset=options.preset,
+            run_digest=record_digest(record),
             step=checkpoint.state.step,
         )
         publish_adapter(

@@ -24,6 +24,7 @@ from vox_host.requirements import parse_requirement
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, resolve
 from vox_host.runs.layout import RunDirectory
 from vox_host.settings import Settings
+from vox_host.training.bound import read_run_record
 from vox_host.training.data import TemplateChoice, choose_template
 from vox_host.training.data.encoding import Answers
 from vox_host.training.dataset import Dataset, Files, Holdout, encode_dataset, read_dataset
@@ -36,7 +37,6 @@ from vox_host.training.record import (
     PluginRecord,
     RunRecord,
     changed_since,
-    read_run_record,
     refuse_changes,
 )
 from vox_plugin_api import messages as m

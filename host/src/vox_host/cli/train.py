@@ -51,11 +51,12 @@ from vox_host.hardware.probe import probe_machine
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.open import refuse_special_files
 from vox_host.settings import load_settings
+from vox_host.training.bound import read_run_record
 from vox_host.training.dataset import parse_holdout
 from vox_host.training.lock import held_run
 from vox_host.training.memory import peak_resident_bytes
 from vox_host.training.metrics import LineFile
-from vox_host.training.record import RunRecord, read_run_record
+from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.messages import Numerics
 

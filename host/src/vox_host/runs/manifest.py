@@ -125,6 +125,16 @@ class AdapterFacts(_Strict):
     preset: str | None
     step: int = Field(ge=0)
     """Steps taken."""
+    run_digest: Hex | None = None
+    """That of the run's run.json, which it was trained as; None: an older vox-host published it."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An older manifest has no such field, and its digest is over its text."""
+        written: dict[str, Any] = write(self)
+        if self.run_digest is None:
+            written.pop("run_digest", None)
+        return written
 
     @model_validator(mode="before")
     @classmethod

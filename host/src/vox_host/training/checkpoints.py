@@ -3,7 +3,9 @@
     checkpoints/step-000100/    adapter.safetensors, optimizer.safetensors, state.json: the worker's
                                 host.json: ours, written last. A folder without it is no checkpoint.
 
-A folder is written once and never over. What a kill left half done is removed when the run goes on.
+A folder is written once and never over. What a kill left half done is removed when the run goes on:
+an empty folder `.step-000100.saving` marks the one that is being saved, and one that is being removed
+has another name and keeps its record to the last. Everything else in there is somebody else's, and stays.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,16 +23,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vox_host.errors import IntegrityError
+from vox_host.errors import IntegrityError, UsageError
 from vox_host.stat_cache import write_aside
 from vox_host.training.metrics import Mark
 from vox_host.training.pace import Course
+from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
 
 __all__ = ["Checkpoint", "Checkpoints", "HostState"]
 
 HOST_STATE = "host.json"
-_NAME = re.compile(r"step-(\d{6,})")
+_NAME = re.compile(r"step-(\d{6}|[1-9]\d{6,})")
+_SAVING = re.compile(rf"\.({_NAME.pattern})\.saving")
+_GONE = re.compile(rf"\.{_NAME.pattern}\.gone")
 _HEX = r"^[0-9a-f]{64}$"
 
 
@@ -41,7 +47,10 @@ class HostState(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
+    """1 did not say what the run is."""
+    run: RunRecord
+    """What the run is: run.json as it was begun, which a resumed run is held against."""
     step: int = Field(ge=0)
     adapter_digest: str = Field(pattern=_HEX)
     files: dict[str, str]
@@ -57,9 +66,10 @@ class HostState(BaseModel):
     """In the file: SHA-256 of its text with null here. None: in memory."""
 
     @staticmethod
-    def of(course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
+    def of(run: RunRecord, course: Course, saved: t.TrainSaveResult, mark: Mark) -> HostState:
         """Put it together after a save."""
         return HostState(
+            run=run,
             step=course.step,
             adapter_digest=saved.adapter_digest,
             files=dict(saved.files),
@@ -109,7 +119,16 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         found = [(entry, _NAME.fullmatch(entry.name)) for entry in self.folder.iterdir()]
-        return sorted(int(match[1]) for entry, match in found if match and (entry / HOST_STATE).is_file())
+        return sorted(int(match[1]) for entry, match in found if match and _is_ours(entry))
+
+    def records(self) -> list[tuple[Path, RunRecord]]:
+        """Return what each one says the run is, with the file that says it; damaged ones say nothing."""
+        said = []
+        for step in self.steps():
+            # To name the damage is for whoever goes on from one.
+            with contextlib.suppress(IntegrityError):
+                said.append((self.path(step) / HOST_STATE, self._record(step).run))
+        return said
 
     def read(self, step: int) -> Checkpoint:
         """Return one, its files held against what was recorded.
@@ -130,6 +149,8 @@ class Checkpoints:
         except (OSError, ValidationError) as error:
             problem = str(error).splitlines()[0]
             raise self._damaged(step, HOST_STATE, "a checkpoint's record", problem) from None
+        if state.step != step:
+            raise self._damaged(step, HOST_STATE, f"the record of step {step}", f"that of step {state.step}")
         told, state = state.record_digest, state.model_copy(update={"record_digest": None})
         if told != _record_digest(state):
             found = "no digest of its own" if told is None else f"sha256:{told}"
@@ -161,22 +182,52 @@ class Checkpoints:
     def tidy(self) -> None:
         """Remove what a kill left half done."""
         self.folder.mkdir(exist_ok=True)
-        for entry in self.folder.iterdir():
-            if not (_NAME.fullmatch(entry.name) and (entry / HOST_STATE).is_file()):
-                shutil.rmtree(entry, ignore_errors=True)
+        for entry in list(self.folder.iterdir()):
+            if (marked := _SAVING.fullmatch(entry.name)) and entry.is_dir():
+                if not _is_ours(self.folder / marked[1]):
+                    shutil.rmtree(self.folder / marked[1], ignore_errors=True)
+                # Where workers of ours write before they rename.
+                shutil.rmtree(self.folder / f".{marked[1]}.partial", ignore_errors=True)
+                _unmark(entry)
+            elif (
+                _GONE.fullmatch(entry.name)
+                and entry.is_dir()
+                and (_is_ours(entry) or not any(entry.iterdir()))
+            ):
+                _clear(entry)
 
     def make_room(self, step: int) -> Path:
-        """Return where the checkpoint after `step` steps is to be written; nothing is there."""
+        """Return where the checkpoint after `step` steps is to be written; nothing is there.
+
+        Raises:
+            UsageError: `checkpoint-place-taken`: something is there that no run wrote.
+        """
         path = self.path(step)
-        # Whole or not, it is of a run that was further than this one is now, and made the same bytes.
-        self._remove(path)
+        if _is_ours(path):
+            # It is of a run that was further than this one is now, and made the same bytes.
+            self._remove(path)
+        elif path.exists() or path.is_symlink():
+            raise UsageError(
+                "checkpoint-place-taken",
+                f"{path} is where the checkpoint of step {step} goes, and no run wrote what is there; it was "
+                "left as it is, and the step was not saved",
+                facts=[("expected", f"nothing, or a checkpoint with its {HOST_STATE}"), ("found", str(path))],
+                remedy="Move it elsewhere.",
+            )
+        # On disk before the worker writes: what a kill leaves there is told from what others put there.
+        self._mark(step).mkdir(exist_ok=True)
+        _sync(self.folder)
         return path
+
+    def _mark(self, step: int) -> Path:
+        return self.folder / f".{self.path(step).name}.saving"
 
     def complete(self, state: HostState) -> Checkpoint:
         """Add our record to what the worker saved: from now on it is a checkpoint."""
         folder = self.path(state.step)
         told = state.model_copy(update={"record_digest": _record_digest(state)})
         write_aside(folder / HOST_STATE, _record_text(told))
+        _unmark(self._mark(state.step))
         return Checkpoint(folder, state)
 
     def keep_only(self, steps: set[int]) -> None:
@@ -191,10 +242,41 @@ class Checkpoints:
             self._remove(self.path(step))
 
     def _remove(self, folder: Path) -> None:
-        # First what makes it a checkpoint: one that is half removed is none.
-        with contextlib.suppress(FileNotFoundError):
-            (folder / HOST_STATE).unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        # First its name, by which it is a checkpoint: one that is half removed is none.
+        gone = folder.with_name(f".{folder.name}.gone")
+        folder.rename(gone)
+        _clear(gone)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Say whether a folder carries a record of ours; a link to one does not."""
+    return folder.is_dir() and not folder.is_symlink() and (folder / HOST_STATE).is_file()
+
+
+def _unmark(mark: Path) -> None:
+    # A mark is empty; one that holds something is somebody's.
+    with contextlib.suppress(OSError):
+        mark.rmdir()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder, its record last: until then it can be told whose it is."""
+    for entry in list(folder.iterdir()):
+        if entry.name == HOST_STATE:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _record_text(state: HostState) -> bytes:

@@ -23,6 +23,7 @@ from vox_host.training.metrics import NOTHING, LineFile, read_lines
 from vox_host.training.options import TrainingOptions
 from vox_host.training.pace import Course, EndReason, Order, Scored, batch_of, checkpoints_to_keep, mean_loss
 from vox_host.training.plot import loss_svg
+from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
 
 __all__ = ["Job", "Outcome", "Reporter", "StepSeen", "Trainer", "drive"]
@@ -76,6 +77,8 @@ class Job:
     run: RunDirectory
     title: str
     """Of the plot."""
+    record: RunRecord
+    """What the run is; each checkpoint keeps it."""
     options: TrainingOptions
     train: Sequence[t.TrainExample]
     held_out: Sequence[t.TrainExample]
@@ -244,7 +247,7 @@ class _Loop:
         assert self._metrics is not None
         folder = self._checkpoints.make_room(self._course.step)
         saved = await self._trainer.save(str(folder))
-        state = HostState.of(self._course, saved, self._metrics.mark)
+        state = HostState.of(self._job.record, self._course, saved, self._metrics.mark)
         self._saved = self._checkpoints.complete(state)
         self._settle()
         self._job.report.saved(self._saved.folder)

@@ -1,27 +1,22 @@
-"""run.json: what a run is. Written once, before the first step; a resumed run is held against it."""
+"""run.json: what a run is. Written once, before the first step; a resumed run is held against it.
+
+`bound` reads it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from vox_host.errors import IntegrityError, UsageError
-from vox_host.runs.layout import RUN_JSON
+from vox_host.errors import IntegrityError
 from vox_host.training.options import TrainingOptions
 from vox_plugin_api.messages import Numerics, NumericsError
-from vox_plugin_api.strict_json import CheckpointError, read_json_object
 
 __all__ = [
     "DataRecord",
@@ -30,7 +25,7 @@ __all__ = [
     "PluginRecord",
     "RunRecord",
     "changed_since",
-    "read_run_record",
+    "record_digest",
     "record_text",
     "refuse_changes",
 ]
@@ -94,7 +89,8 @@ class NumericsRecord(_Strict):
 class RunRecord(_Strict):
     """The content of run.json."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
+    """1 had no digest of its own."""
     vox_host: str
     """Version."""
     model: ModelRecord
@@ -109,37 +105,22 @@ class RunRecord(_Strict):
     answers: Literal["all", "last"]
     """Which answers of a conversation are learned."""
     options: TrainingOptions
+    record_digest: str | None = Field(default=None, pattern=_HEX)
+    """In the file: SHA-256 of its text with null here. None: in memory."""
 
 
 def record_text(record: RunRecord) -> str:
-    """Return the text of run.json."""
+    """Return the text of run.json, its own digest included."""
+    return _text(record.model_copy(update={"record_digest": record_digest(record)}))
+
+
+def record_digest(record: RunRecord) -> str:
+    """Return the digest that stands for what the run is: SHA-256 of its text with no digest in it."""
+    return hashlib.sha256(_text(record.model_copy(update={"record_digest": None})).encode()).hexdigest()
+
+
+def _text(record: RunRecord) -> str:
     return json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
-
-
-def read_run_record(folder: Path) -> RunRecord:
-    """Read the run.json of a run's folder.
-
-    Raises:
-        UsageError: it is no run of ours.
-        IntegrityError: its run.json is not what was written.
-    """
-    path = folder / RUN_JSON
-    if not path.is_file():
-        missing = "there is no such folder" if not folder.is_dir() else f"{RUN_JSON} is missing"
-        raise UsageError(
-            "not-a-run",
-            f"{folder} is not a training run: {missing}; nothing was started",
-            remedy="Begin one with `vox-host train --model NAME --data FILE --out RUN`.",
-        )
-    try:
-        return RunRecord.model_validate(read_json_object(path, code="run-changed"))
-    except CheckpointError as error:
-        raise IntegrityError(error.code, error.message, facts=list(error.facts.items())) from None
-    except ValidationError as error:
-        problems = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()[:5]]
-        raise IntegrityError(
-            "run-changed", f"{path} is not what a run writes; nothing was started", facts=problems
-        ) from None
 
 
 def refuse_changes(run: Path, pairs: Sequence[tuple[str, str, str, str]]) -> None:
