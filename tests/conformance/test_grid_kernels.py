@@ -70,7 +70,8 @@ FUSED = ("linear/q8_0/near ties", "linear/q6_k/near ties")
 
 def test_contraction_left_on_shows(lane, expected):
     """On Metal it is the pragma that keeps it off, on CUDA an option."""
-    metal = changed("metal", ("#pragma METAL fp contract(off)", ""))
+    off = "#pragma METAL fp contract(off)"
+    metal = changed("metal", (off, f"{off}\n#pragma METAL fp contract(on)"))
     for name in FUSED:
         assert caught(name, lane("metal", metal, optimise="-O2"), expected), name
         assert caught(name, lane("cuda", None, ["--fmad=true"], optimise="-O2"), expected), name

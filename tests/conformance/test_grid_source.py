@@ -52,6 +52,72 @@ def test_metal_text_has_nothing_without_defined_bits():
     assert set(re.findall(r"\b\d+\.\d+f?\b", text)) <= {"0.0f"}
 
 
+OFF, SAFE = "#pragma METAL fp contract(off)", "#pragma METAL fp math_mode(safe)"
+BODY = "CANON float f_add(float a, float b) { return a + b; }"
+UNDONE = {
+    "commented out": (OFF, f"// {OFF}", "no #pragma METAL fp contract(off) before the code"),
+    "in a block comment": (OFF, f"/* {OFF}\n*/", "no #pragma METAL fp contract(off) before the code"),
+    "under #if 0": (OFF, f"#if 0\n{OFF}\n#endif", "no #pragma METAL fp contract(off) before the code"),
+    "not for this compiler": (
+        OFF,
+        f"#if !defined(__METAL_VERSION__)\n{OFF}\n#endif",
+        "no #pragma METAL fp contract(off) before the code",
+    ),
+    "behind the code": (
+        OFF,
+        f"float early(float);\n{OFF}",
+        "no #pragma METAL fp contract(off) before the code",
+    ),
+    "on again": (BODY, f"#pragma METAL fp contract(on)\n{BODY}", "#pragma METAL fp contract(on)"),
+    "fast again, spaced": (
+        BODY,
+        f"# pragma METAL fp contract ( fast )\n{BODY}",
+        "#pragma METAL fp contract(fast)",
+    ),
+    "on by C's name": (BODY, f"#pragma STDC FP_CONTRACT ON\n{BODY}", "#pragma STDC FP_CONTRACT ON"),
+    "on by an operator": (
+        BODY,
+        f'_Pragma("METAL fp contract(on)")\n{BODY}',
+        "#pragma METAL fp contract(on)",
+    ),
+    "fast math": (SAFE, SAFE.replace("safe", "fast"), "#pragma METAL fp math_mode(fast)"),
+    "relaxed later": (
+        BODY,
+        f"#pragma METAL fp math_mode(relaxed)\n{BODY}",
+        "#pragma METAL fp math_mode(relaxed)",
+    ),
+}
+
+
+def test_the_metal_text_asks_for_the_rules_before_its_code():
+    text = metal_text()
+    assert shim.fp_problems(text) == []
+    assert shim.contraction(text, "metal") == "off"
+
+
+@pytest.mark.parametrize("planted", UNDONE)
+def test_a_pragma_that_is_dead_or_undone_is_seen(planted):
+    """And what is seen is executed: fused, as Metal's compiler would."""
+    if shim.compiler() is None:
+        pytest.skip("needs a C++ compiler or the ziglang wheel")
+    old, new, named = UNDONE[planted]
+    source = grid_source("metal", "serving")
+    assert source.count(old) == 1
+    text = shim.preprocessed(source.replace(old, new), "metal")
+    assert named in shim.fp_problems(text)
+    assert shim.contraction(text, "metal") == "fast"
+
+
+def test_the_last_word_of_the_options_counts():
+    for options, expected in (
+        (CUDA_OPTIONS, "off"),
+        ((*CUDA_OPTIONS, "--fmad=true"), "fast"),
+        ((*CUDA_OPTIONS, "--use_fast_math"), "fast"),
+        ((), "fast"),
+    ):
+        assert shim.contraction("", "cuda", options) == expected, options
+
+
 def test_every_pointer_of_the_metal_text_has_an_address_space():
     text = metal_text()
     bare = [

@@ -3,7 +3,8 @@
 The text is what the GPU's compiler would get: `grid_source`, preprocessed. Two things are changed in it,
 by name: threadgroup memory, and pointers to it, become types that watch it, and a table of the kernels is
 added.
-Contraction is on unless the text (Metal) or the options (CUDA) switch it off, as on the GPU.
+Contraction is on unless the text (Metal) or the options (CUDA) switch it off, as on the GPU: decided by the
+preprocessed text, where a pragma in a comment or under `#if 0` is gone (`fp_problems`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ _PLACES = {
     "simdgroup_index_in_threadgroup": "p.local / vox_shim::simd_width()",
 }
 """What Metal tells a thread of its place, by the parameter's attribute."""
-_CONTRACT_OFF = "#pragma METAL fp contract(off)"
+_ASKED = ("METAL fp math_mode(safe)", "METAL fp contract(off)")
+"""The pragmas that a Metal text needs before its code, as its compiler reads them."""
+_PRAGMA = re.compile(r"\s*#\s*pragma\b(.*)")
+# The predefined names of Metal's compiler in place of this machine's: a branch of the text for either shows.
+_PREDEFINED = {"metal": ("-undef", "-D__METAL_VERSION__=320"), "cuda": ()}
 
 
 def compiler() -> list[str] | None:
@@ -59,13 +64,44 @@ def preprocessed(source: str, target: Target) -> str:
     # The target's own headers stay out: they are not preprocessed, but stood in for.
     lines = [line for line in source.splitlines() if not line.startswith("#include <")]
     done = subprocess.run(
-        [*command, "-x", "c++", "-E", "-P", "-"],
+        [*command, "-x", "c++", *_PREDEFINED[target], "-E", "-P", "-"],
         input="\n".join(lines),
         capture_output=True,
         text=True,
         check=True,
     )
     return done.stdout
+
+
+def fp_problems(text: str) -> list[str]:
+    """Return what in a preprocessed Metal text lets its compiler fuse or reorder; empty: nothing.
+
+    Both pragmas must stand before the first line of code, and none besides them may say anything else.
+    """
+    problems, asked, is_code = [], set(), False
+    for line in text.splitlines():
+        found = _PRAGMA.fullmatch(line)
+        if found is None:
+            is_code = is_code or bool(line.strip())
+            continue
+        said = _normal_pragma(found[1])
+        if said in _ASKED:
+            asked |= set() if is_code else {said}
+        elif said.partition(" ")[0] != "unroll":
+            problems.append(f"#pragma {said}")
+    return [f"no #pragma {pragma} before the code" for pragma in _ASKED if pragma not in asked] + problems
+
+
+def contraction(text: str, target: Target, options: Sequence[str] = CUDA_OPTIONS) -> str:
+    """Return "off", or "fast": how products and sums of a preprocessed text are fused, as on the GPU."""
+    if target == "metal":
+        return "fast" if fp_problems(text) else "off"
+    said = [option for option in options if option.startswith(("--fmad", "-fmad", "--use_fast_math"))]
+    return "off" if said[-1:] == ["--fmad=false"] and "--use_fast_math" not in said else "fast"
+
+
+def _normal_pragma(text: str) -> str:
+    return re.sub(r"\s*([()])\s*", r"\1", " ".join(text.split()))
 
 
 def build(
@@ -80,8 +116,7 @@ def build(
     text = preprocessed(source, target)
     if target == "metal":
         units = (*units, MATRICES)
-    off = _CONTRACT_OFF in source if target == "metal" else "--fmad=false" in options
-    contract = "off" if off else "fast"
+    contract = contraction(text, target, options)
     unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])
     ours = [HERE / "runner.h", HERE / "metal_stdlib", HERE / "cuda_builtins.h", NATIVE / "flush.h", *units]
     parts = [unit, contract, optimise, *(path.read_text() for path in ours)]

@@ -65,7 +65,7 @@ CHANGED = (
     ("changes", "stand_in", "named"),
     [
         (
-            [("#pragma METAL fp contract(off)", "")],
+            [("#pragma METAL fp contract(off)", "// #pragma METAL fp contract(off)")],
             {"optimise": "-O2"},
             ["products and sums are fused"],
         ),

@@ -120,6 +120,13 @@ def test_list_and_doctor_show_the_label(installed, monkeypatch, capsys):
     cli.run(["plugin", "list", "--json"])
     listed = json.loads(capsys.readouterr().out)["plugins"][0]
     assert (listed["lane"], listed["execution"]) == ("metal", LABEL)
+    cli.run(["plugin", "explain"])
+    shown = capsys.readouterr().out
+    assert f"mens-torch-mps: lane metal ({LABEL})" in shown
+    if sys.platform == "linux":
+        assert f"Would run: mens-torch-mps (lane metal ({LABEL}))" in shown
+    cli.run(["plugin", "explain", "--json"])
+    assert json.loads(capsys.readouterr().out)["executions"] == {"mens-torch-mps": LABEL}
 
 
 def test_a_manifest_that_leaves_the_label_out_does_not_start():
@@ -160,7 +167,7 @@ def test_a_report_says_where_it_ran(capsys):
     print_report(report)
     shown = capsys.readouterr().out
     assert f"lane metal: {LABEL}" in shown
-    assert f"mens-torch-mps 1.0.0, {LABEL}, numerics 1: failed" in shown
+    assert f"mens-torch-mps 1.0.0, {LABEL}, canonical numerics 1: failed" in shown
     assert report.as_dict()["execution"] == LABEL
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from grid_shim import build as shim
 from lanes.batches import Sequences
 from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.conformance.cases import CASES
@@ -121,6 +122,7 @@ def test_every_text_asks_for_no_contraction_and_the_written_order_before_its_fir
     for pragma in ("#pragma METAL fp contract(off)", "#pragma METAL fp math_mode(safe)"):
         assert text.count(pragma) == 1
         assert text.index(pragma) < first
+    assert shim.fp_problems(shim.preprocessed(text, "metal")) == []
     code = "\n".join(line.partition("//")[0] for line in text.splitlines())
     for word in ("simd_sum", "simd_prefix", "double", "atomic", "metal::exp", "rsqrt", "fast::"):
         assert word not in code, word

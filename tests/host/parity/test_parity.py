@@ -12,6 +12,7 @@ from fixtures.tiny_home import add_tiny_model
 from lanes.every_lane import make_lane
 from mens_cpu_ref.library import load_library
 from vox_host.errors import UsageError
+from vox_host.execution import execution_of
 from vox_host.parity.requests import Asked
 from vox_host.parity.training import EXAMPLE_TOKENS, Taken, ask_steps, first_step_apart
 from vox_plugin_api.messages import SamplingParams
@@ -32,6 +33,9 @@ def backend():
     def make_lane(params=None):
         lane = CpuOps(library.kernels)
         name = params.lane_options.get("planted") if params else None
+        if name == "played":
+            lane.facts = lambda: {"device": "the CPU in a GPU's place"}
+            return lane
         return PLANTED[name].plant(lane) if name else lane
 
     info = BackendInfo("vox-lane", "1.0.0", "cpu", ("canonical",), ("generate", "evaluate", "trace"))
@@ -124,6 +128,46 @@ def test_bits_that_change_no_token_are_still_a_failure_of_who_promises_bits(lane
     )  # fmt: skip
     assert done.returncode == 6
     assert "rope" in done.stdout and "first operator layers.0.self_attn." in done.stdout
+
+
+def test_the_text_says_where_each_side_ran(lane, tmp_path):
+    """Also of one whose manifest states no label, though its facts say what its device is."""
+    made = tmp_path / "made.json"
+    done = lane.run(
+        "parity", "--model", "gemma3", "--max-tokens", "1", "--out", str(made),
+        "--plugin", "mens-cpu-ref", "--plugin", "vox-lane:planted=played",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    label = "lane cpu (executed on the CPU in a GPU's place)"
+    sides = [line for line in done.stdout.splitlines() if "transcript sha256:" in line]
+    assert sides[0].startswith("mens-cpu-ref: lane cpu, transcript")
+    assert sides[1].startswith(f"vox-lane:planted=played: {label}, transcript")
+    verdict = next(line for line in done.stdout.splitlines() if line.startswith("bitwise: "))
+    assert f"2 sides (lane cpu, {label})" in verdict
+    lanes = [side["lane"] for side in json.loads(made.read_text())["sides"]]
+    assert lanes == ["cpu", label.removeprefix("lane ")]
+
+
+def test_a_check_labels_by_the_facts_too(lane):
+    done = lane.run(
+        "plugin", "check", "vox-lane", "--lane-option", "planted=played", "--only", "evaluate", "--json"
+    )
+    assert json.loads(done.stdout)["execution"] == "executed on the CPU in a GPU's place", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stated", "said", "expected"),
+    [
+        (None, {"lane": {"device": "Apple M2"}}, None),
+        (None, None, None),
+        (None, {"lane": "not a table"}, None),
+        (None, {"lane": {"device": "the CPU in a GPU's place"}}, "executed on the CPU in a GPU's place"),
+        (None, {"lane": {"execution": "on a CPU", "device": "Apple M2"}}, "on a CPU"),
+        ("as stated", {"lane": {"execution": "on a CPU"}}, "as stated"),
+    ],
+)
+def test_the_label_is_the_manifest_s_or_what_the_facts_come_to(stated, said, expected):
+    assert execution_of(stated, said) == expected
 
 
 def test_a_certificate_from_elsewhere_is_compared_by_its_hashes(lane, tmp_path):

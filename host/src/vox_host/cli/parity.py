@@ -230,12 +230,15 @@ def _print(
     if steps:
         print_table(("side", "step", "loss", "gradient norm", "learning rate", "adapter"), steps)
     for result in results:
-        print_line(f"{result.label}: transcript sha256:{result.transcript_sha256}")
+        print_line(f"{result.label}: lane {result.lane}, transcript sha256:{result.transcript_sha256}")
     taken = max(len(result.taken) for result in results) - 1 if steps else 0
+    # A verdict is quoted alone: where each side ran is a part of it.
+    lanes = ", ".join(dict.fromkeys(f"lane {result.lane}" for result in results))
     for parting in partings:
         print_line(f"{parting.side} differs from {parting.against}: {parting}")
     print_line(
-        f"{facts['verdict']}: {counted(len(results), 'side')}, {counted(facts['requests'], 'request')}, "
+        f"{facts['verdict']}: {counted(len(results), 'side')} ({lanes}), "
+        f"{counted(facts['requests'], 'request')}, "
         f"{counted(taken, 'step')} of training, "
         f"model sha256:{facts['model_digest']}, prompts sha256:{facts['prompts_digest']}"
     )

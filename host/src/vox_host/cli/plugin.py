@@ -109,6 +109,7 @@ def explain(
     machine = _probe()
     records = explain_candidates(request, machine, candidates)
     chosen: dict[str, Any] = {"plugin": None, "reason": None, "degraded_reason": None}
+    described = ""
     try:
         resolution = resolve(request, machine, candidates)
         chosen = {
@@ -116,15 +117,25 @@ def explain(
             "reason": None,
             "degraded_reason": resolution.degraded_reason,
         }
+        described = resolution.chosen.described_lane
     except VoxError as error:
         chosen["reason"] = error.message
     shown = [r for r in records if plugin in (AUTO, r.plugin_id)]
+    played = [c for c in candidates if c.execution and plugin in (AUTO, c.plugin_id)]
     if json:
-        print_json({"chosen": chosen, "records": [record.as_dict() for record in shown]})
+        print_json(
+            {
+                "chosen": chosen,
+                "executions": {c.plugin_id: c.execution for c in played},
+                "records": [record.as_dict() for record in shown],
+            }
+        )
         return
     _print_records(shown)
+    for candidate in played:
+        print_line(f"{candidate.plugin_id}: lane {candidate.described_lane}")
     if chosen["plugin"]:
-        print_line(f"Would run: {chosen['plugin']}")
+        print_line(f"Would run: {chosen['plugin']} (lane {described})")
     else:
         print_line(f"Nothing would run: {chosen['reason'] or 'no plugin'}")
     if chosen["degraded_reason"]:

@@ -18,6 +18,7 @@ from vox_host.conformance.verdict import CaseResult, GroupResult, Report
 from vox_host.counted import counted
 from vox_host.environment_use import alone_with, hold_environment, lock_path
 from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
+from vox_host.execution import execution_of
 from vox_host.integrity import verify_installation
 from vox_host.receipt import load_receipt
 
@@ -77,7 +78,7 @@ async def check(
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
         lane=candidate.lane or "",
-        execution=candidate.execution,
+        execution=execution_of(candidate.execution, {"lane": lane_facts}),
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
         numerics=(session.numerics,),
         numerics_version=int(load_models()[0]["numerics_version"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 from vox_host.conformance.compare import first_difference
 from vox_host.counted import counted
 from vox_host.errors import PluginError, WorkerFailedError
+from vox_host.execution import describe_lane, execution_of
 from vox_host.hardware.system import System
 from vox_host.launch import plan_launch
 from vox_host.models.installed import InstalledModel
@@ -81,7 +82,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
         plugin=candidate.plugin_id,
         plugin_version=candidate.version or "",
         plugin_tree_digest=candidate.receipt.tree_digest if candidate.receipt else None,
-        lane=candidate.described_lane,
+        lane=describe_lane(candidate.lane or "-", execution_of(candidate.execution, facts)),
         lane_options=side.lane_options,
         numerics=load.numerics,
         numerics_version=load.numerics_version,

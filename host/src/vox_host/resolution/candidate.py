@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vox_host.execution import describe_lane
 from vox_host.manifest import Manifest
 from vox_host.receipt import Receipt
 from vox_plugin_api.messages import Capability, Numerics
@@ -66,9 +67,7 @@ class Candidate:
     @property
     def described_lane(self) -> str:
         """The lane as every list and report shows it: "cpu", or "metal (executed on CPU, ...)"."""
-        if self.lane is None or self.execution is None:
-            return self.lane or "-"
-        return f"{self.lane} ({self.execution})"
+        return describe_lane(self.lane or "-", self.execution)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
