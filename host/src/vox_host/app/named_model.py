@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from vox_host.models.installed import InstalledModel
 from vox_host.runs.open import is_adapter_folder, open_adapter
 from vox_host.runs.source import AdapterSource
 
-__all__ = ["NamedModel", "find_named_model"]
+__all__ = ["NamedModel", "find_named_model", "find_stored_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,31 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
         source = open_adapter(path)
         return NamedModel(_base_of(catalogue, source, base), source)
     return NamedModel(catalogue.find(text))
+
+
+def find_stored_model(catalogue: Catalogue, text: str, *, what: str) -> InstalledModel:
+    """Return the model of the store that `text` names, for what takes no adapter.
+
+    Args:
+        what: is done with a model alone, as in "training on an adapter is not offered".
+
+    Raises:
+        UsageError: there is none of that name; a run or an adapter is told from a name that can't be.
+    """
+    path = Path(text)
+    is_stored = path.name == text and (catalogue.models_dir / text).is_dir()
+    if not is_stored and is_adapter_folder(path):
+        raise UsageError(
+            "adapter-not-taken",
+            f"--model {text}: {what} an adapter is not offered; nothing was started",
+            facts=[
+                ("expected", "a model of the store, by name"),
+                ("found", "an adapter's folder"),
+            ],
+            remedy=f"Name its base model, or fold it in first: "
+            f"`vox-host merge {shlex.quote(text)} --name NAME`, then --model NAME.",
+        )
+    return catalogue.find(text)
 
 
 def _base_of(catalogue: Catalogue, source: AdapterSource, named: str | None) -> InstalledModel:

@@ -29,7 +29,9 @@ _MAX_STEPS = 2**31 - 1
 class SourceOptions:
     """What is trained on what."""
 
-    model: Annotated[str | None, typer.Option("--model", help="The base model's name.")] = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="The base model's name; an adapter has to be merged first.")
+    ] = None
     data: Annotated[
         Path | None,
         typer.Option("--data", help="JSONL: chat messages with tools, prompt/completion, alpaca or text."),
