@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
+from vox_host.quoted import quoted
 from vox_host.runs.open import is_adapter_folder, open_adapter
 from vox_host.runs.source import AdapterSource
 
@@ -55,7 +55,7 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
             raise UsageError(
                 "model-not-imported",
                 f"{path} holds a model, no adapter; nothing was started",
-                remedy=f"`vox-host model import {path}`, then serve it by its name.",
+                remedy=f"`vox-host model import {quoted(path)}`, then serve it by its name.",
             )
         source = open_adapter(path)
         return NamedModel(_base_of(catalogue, source, base), source)
@@ -82,7 +82,7 @@ def find_stored_model(catalogue: Catalogue, text: str, *, what: str) -> Installe
                 ("found", "an adapter's folder"),
             ],
             remedy=f"Name its base model, or fold it in first: "
-            f"`vox-host merge {shlex.quote(text)} --name NAME`, then --model NAME.",
+            f"`vox-host merge {quoted(text)} --name NAME`, then --model NAME.",
         )
     return catalogue.find(text)
 

@@ -11,6 +11,7 @@ from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import print_line, print_progress, print_warning
 from vox_host.cli.train_report import LineReport, duration
 from vox_host.counted import counted
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.training.data import Example, marked_preview, preview, render_preview
 from vox_host.training.drive import Outcome
@@ -172,9 +173,9 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
     if facts["peak_memory_bytes"] is not None:
         beside = f", estimated {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
         print_line(f"peak memory of the worker {byte_size(facts['peak_memory_bytes'])}{beside}")
-    print_line(f"Next: vox-host serve --model {run.path}")
+    print_line(f"Next: vox-host serve --model {quoted(run.path)}")
 
 
 def go_on_text(run: RunDirectory) -> str:
     """Return the command that goes on with a run, in a clause."""
-    return f"`vox-host train --resume {run.path}` goes on"
+    return f"`vox-host train --resume {quoted(run.path)}` goes on"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vox_host.errors import IntegrityError, UsageError, VoxError
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.stat_cache import write_aside
 from vox_host.training.checkpoints import Checkpoint, Checkpoints, HostState
@@ -280,7 +281,7 @@ class _Loop:
     def stopped(self, error: VoxError) -> VoxError:
         """Return the error with where the run stands and how it goes on."""
         saved, there = self._saved, self._checkpoints.steps()
-        resume = f"`vox-host train --resume {self._job.run.path}`"
+        resume = f"`vox-host train --resume {quoted(self._job.run.path)}`"
         goes_on = f"{resume} goes on from " + (
             f"step {saved.state.step}." if saved else "the start: there is no checkpoint yet."
         )
