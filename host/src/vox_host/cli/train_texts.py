@@ -162,7 +162,11 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
         print_line(f"stopped after step {facts['step']} of {facts['steps']}; {go_on_text(run)}")
         return
     why = "" if facts["ended"] == "steps" else ": no gain on the held-out rows any more"
-    print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
+    if facts["tokens_per_s"] is None:
+        steps = counted(facts["step"], "step")
+        print_line(f"{run.path} was finished before: {steps} trained{why}; nothing is left to do")
+    else:
+        print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
     before, best = facts["held_out_loss_before"], facts["best_held_out_loss"]
     if best is not None:
         print_line(f"held-out loss {before:.4f} before, {best:.4f} at its best (step {facts['best_step']})")
