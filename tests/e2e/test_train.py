@@ -301,7 +301,7 @@ def test_a_run_is_what_answers(lane, whole):
         ([*NEW, "--steps", "1", "--epochs", "1"], "usage", "both"),
         ([*NEW, "--alpha", "nan"], "usage", "--alpha"),
         ([*NEW, "--learning-rate", "1e300"], "usage", "below 1e+30; found 1e+300"),
-        ([*NEW, "--learning-rate", "1e-300"], "usage", "above 1e-38"),
+        ([*NEW, "--learning-rate", "1e-300"], "usage", "above 1e-30"),
         ([*NEW, "--targets", "all-linear,lm_head", "--preview", "1"], "usage", "stands alone"),
         ([*NEW, "--plugin", "a-lane:isa=reference"], "plugin-with-options", "Name the plugin alone: a-lane"),
         ([*NEW, "--holdout", "40"], "usage", "nothing to train"),

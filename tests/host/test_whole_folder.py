@@ -94,3 +94,11 @@ def test_a_run_says_how_a_run_that_is_there_goes_on(tmp_path):
     )
     assert f"`vox-host train --resume {tmp_path}`" in error.remedy
     assert "--resume" not in refusal(refuse_target, tmp_path).remedy
+
+
+def test_room_is_asked_for_only_where_room_is_short(tmp_path, monkeypatch):
+    def gone(descriptor):
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "fsync", gone)
+    assert refusal(fill, tmp_path / "out", PARENTS).remedy == "Name another place."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 from vox_host.errors import UsageError
 
 __all__ = ["Making", "refuse_target", "whole_folder", "write_file"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +96,7 @@ def whole_folder(out: Path, making: Making | None = None) -> Iterator[Path]:
             making.failed_code,
             f"{making.option}{out} can't be written: {error.strerror or error}; {making.failed}",
             facts=[("path", str(error.filename or out))],
-            remedy=making.if_failed,
+            remedy=making.if_failed if error.errno in _NO_ROOM else "Name another place.",
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -30,6 +30,10 @@ class CheckpointError(Exception):
         self.remedy = remedy
 
 
+class _LaxError(ValueError):
+    """What the standard parser would take."""
+
+
 def parse_json_object(data: bytes, *, source: str, code: str) -> dict[str, Any]:
     """Parse `data` as one JSON object.
 
@@ -50,8 +54,12 @@ def parse_json_object(data: bytes, *, source: str, code: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise CheckpointError(code, f"{source} is not usable JSON: it is nested too deeply") from None
-    except ValueError as error:  # JSONDecodeError, and integers with thousands of digits
+    except (json.JSONDecodeError, _LaxError) as error:
         raise CheckpointError(code, f"{source} is not valid JSON: {error}") from None
+    except ValueError:  # Python's words for it are of a setting of Python's
+        raise CheckpointError(
+            code, f"{source} is not valid JSON: it holds a whole number of thousands of digits"
+        ) from None
     if not isinstance(value, dict):
         raise CheckpointError(
             code,
@@ -89,13 +97,13 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key!r} occurs twice")
+                raise _LaxError(f"the key {key!r} occurs twice")
             seen.add(key)
     return mapping
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
+    raise _LaxError(f"{text} is not a JSON number")
 
 
 def _json_type(value: object) -> str:

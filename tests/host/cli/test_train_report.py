@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vox_host.cli.train_report import LineReport, Speed, duration
+from vox_host.cli.train_texts import print_end
+from vox_host.runs.layout import RunDirectory
 from vox_host.training.drive import StepSeen
 from vox_plugin_api.train_messages import TrainStepResult
 
@@ -40,3 +42,13 @@ def test_lines_come_at_the_first_step_and_the_last_not_at_each(capsys):
 )
 def test_a_time_reads_as_people_say_it(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_run_that_was_finished_says_so_and_not_that_it_trained(tmp_path, capsys):
+    facts = {"ended": "steps", "step": 4, "steps": 4, "seconds": 0.0, "tokens_per_s": None}
+    facts |= {"held_out_loss_before": None, "best_held_out_loss": None, "peak_memory_bytes": None}
+    print_end(RunDirectory(tmp_path / "run"), facts)
+    said = capsys.readouterr().out
+    assert "was finished before: 4 steps trained; nothing is left to do" in said and " in 0 s" not in said
+    print_end(RunDirectory(tmp_path / "run"), {**facts, "tokens_per_s": 9.5})
+    assert "trained 4 steps in 0 s" in capsys.readouterr().out

@@ -79,7 +79,8 @@ def test_alpha_0_is_a_note(tmp_path):
     ("field", "value"),
     [
         ("version", 2), ("schema_version", 4), ("rank", ...), ("rank", 0), ("rank", "4"), ("alpha", ...),
-        ("alpha", -1), ("alpha", True), ("base_key_map", ...), ("base_key_map", {}),
+        ("alpha", -1), ("alpha", True), ("alpha", 1e308),
+        ("alpha", 10**400), ("alpha", 1e-300), ("base_key_map", ...), ("base_key_map", {}),
         ("base_key_map", {"lm_head": 3}), ("base_key_map", {"q5": "model.norm.weight"}),
         ("base_key_map", {"q5": "model.layers.5.self_attn.q_proj"}), ("layer_order", ["q5"]),
         ("layer_order", ["q5", "q5", "lm_head"]), ("use_rslora", True),

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from vox_host.errors import ModelError
 from vox_host.runs.open import open_adapter
 from vox_host.runs.peft_config import _HARMLESS, _HONOURED, _OFF, read_peft_config
-from vox_plugin_api.messages import RankAndAlpha
+from vox_plugin_api.messages import AdapterParams, RankAndAlpha
 
 CASES = Path(__file__).parents[2] / "cases" / "hand" / "lora"
 RIGHT = CASES / "L1_right"
@@ -197,6 +197,34 @@ def test_a_value_that_can_t_be_is_named_beside_what_is_wanted(tmp_path, name, va
     error = refused(with_config(tmp_path / "a", **{name: value}))
     assert error.code == "adapter-config"
     assert f"{name} is" in error.message and "wanted" in error.message
+
+
+@pytest.mark.parametrize("value", [1e308, 10**39, 10**400, 3e38, 1e30, 1e-30, 1e-300])
+@pytest.mark.parametrize("name", ["lora_alpha", "alpha_pattern"])
+def test_an_alpha_beyond_what_float32_has_room_for_is_named_with_what_it_holds(tmp_path, name, value):
+    found = value if name == "lora_alpha" else {"q_proj": value}
+    error = refused(with_config(tmp_path / "a", **{name: found}))
+    assert error.code == "adapter-config"
+    assert f"adapter_config.json: {name} is {found!r:.80}; wanted" in error.message
+    assert "above 1e-30 and below 1e+30: float32 holds 1.2e-38 to 3.4e38" in error.message
+    assert "nothing was loaded" in error.message
+
+
+@pytest.mark.parametrize("value", [1.1e-30, 9.9e29, 10**29])
+def test_an_alpha_within_them_goes_to_the_worker(tmp_path, value):
+    source = open_adapter(with_config(tmp_path / "a", lora_alpha=value))
+    assert AdapterParams.model_validate_json(source.params().model_dump_json()).config.alpha > 0
+
+
+def test_a_dropout_that_float32_rounds_to_1_is_refused(tmp_path):
+    assert "lora_dropout is" in refused(with_config(tmp_path / "a", lora_dropout=1 - 2**-25)).message
+
+
+def test_a_whole_number_of_thousands_of_digits_is_said_without_python_s_words(tmp_path):
+    folder = copy(tmp_path / "a")
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 1' + "0" * 10_000 + "}")
+    message = refused(folder).message
+    assert "thousands of digits" in message and "sys." not in message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"r": 4, "r": 8}', '{"lora_alpha": NaN}'])

@@ -85,3 +85,10 @@ def test_rows_need_a_template_where_they_are_conversations(tokenizer, tmp_path):
     (example,) = dataset.train
     text = b"".join(tokenizer.token_bytes(token) for token in example.token_ids)
     assert b"User:\nhi\nAssistant:\nhello" in text
+
+
+def test_a_holdout_that_is_neither_a_number_nor_a_file_names_the_option(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "a"}\n')
+    with pytest.raises(UsageError, match=r"^--holdout 4x: there is no such file, and it is no whole number"):
+        read_dataset(data, parse_holdout("4x"))

@@ -345,3 +345,48 @@ def test_a_checkpoint_of_another_adapter_is_not_gone_on_from(fast_path, model):
         f"step 2, adapter sha256:{'0' * 64}",
         f"step 2, adapter sha256:{digest}",
     )
+
+
+class FailingSaves(InProcessTrainer):
+    """Fails at each save after the first."""
+
+    async def save(self, folder):
+        if self.saves:
+            raise UsageError("save-failed", "it can't be written")
+        self.saves += 1
+        return await super().save(folder)
+
+    saves = 0
+
+
+def test_a_save_that_fails_names_the_step_that_was_to_be_saved(fast_path, model):
+    folder = fast_path / "run"
+    error = stopped_by(a_job(folder, model, some_options(save_every=1)), FailingSaves(model))
+    taken = read_lines(folder / "metrics.jsonl")[-1]["step"]
+    assert dict(error.facts)["step"] == taken == 2
+
+
+def test_a_run_whose_folder_is_moved_away_is_told_so_and_not_to_make_room(fast_path, model, whole):
+    folder, elsewhere = fast_path / "run", fast_path / "moved"
+
+    class Moving(Watched):
+        def stepped(self, seen):
+            super().stepped(seen)
+            if seen.result.step == 5:
+                folder.rename(elsewhere)
+
+    error = stopped_by(a_job(folder, model, report=Moving()), InProcessTrainer(model))
+    assert "Make room" not in error.remedy
+    assert f"{folder} is no longer there" in error.remedy and "--resume" in error.remedy
+    run_to_end(a_job(elsewhere, model), model)
+    assert results(elsewhere) == results(whole)
+
+
+def test_held_out_rows_that_are_not_finite_say_that_no_step_was_taken(fast_path, model):
+    class Infinite(InProcessTrainer):
+        async def evaluate(self, examples):
+            raise WorkerFailedError("non-finite", "layers.0.mlp.down_proj is not finite")
+
+    error = stopped_by(a_job(fast_path / "run", model), Infinite(model))
+    assert error.message.endswith("the held-out rows were not scored, and step 1 was not taken")
+    assert dict(error.facts)["step"] == "before the first"

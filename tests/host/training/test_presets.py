@@ -71,3 +71,28 @@ def test_steps_and_epochs_exclude_each_other():
         Preset(**{**fields, "steps": 3})
     with pytest.raises(ValueError, match="steps or epochs"):
         Preset(**{**fields, "epochs": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", "1e308"),
+        ("learning_rate", "1e-300"),
+        ("weight_decay", "3e38"),
+        ("max_gradient_norm", "1e39"),
+        ("dropout", "0.9999999999"),
+    ],
+)
+def test_a_number_that_float32_does_not_hold_is_named(tmp_path, name, value):
+    numbers = {"rank": "8", "alpha": "8.0", "learning_rate": "0.001", "batch_size": "1", "max_length": "9"}
+    lines = "".join(f"{key} = {text}\n" for key, text in {**numbers, name: value}.items())
+    file = tmp_path / "presets.toml"
+    file.write_text(
+        'schema = 1\n[presets.a]\nsummary = "s"\nvendors = ["cpu"]\nfloor_mb = 0\nsteps = 1\n'
+        f'targets = ["q_proj"]\n{lines}'
+    )
+    with pytest.raises(PluginError) as caught:
+        load_presets(file)
+    ((place, text),) = caught.value.facts
+    assert place == f"presets.a.{name}"
+    assert name == "dropout" or ("float32 holds" in text and f"found {float(value):g}" in text)

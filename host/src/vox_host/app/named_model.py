@@ -8,10 +8,11 @@ from pathlib import Path
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
+from vox_host.quoted import quoted
 from vox_host.runs.open import is_adapter_folder, open_adapter
 from vox_host.runs.source import AdapterSource
 
-__all__ = ["NamedModel", "find_named_model"]
+__all__ = ["NamedModel", "find_named_model", "find_stored_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,36 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
             raise UsageError(
                 "model-not-imported",
                 f"{path} holds a model, no adapter; nothing was started",
-                remedy=f"`vox-host model import {path}`, then serve it by its name.",
+                remedy=f"`vox-host model import {quoted(path)}`, then serve it by its name.",
             )
         source = open_adapter(path)
         return NamedModel(_base_of(catalogue, source, base), source)
     return NamedModel(catalogue.find(text))
+
+
+def find_stored_model(catalogue: Catalogue, text: str, *, what: str) -> InstalledModel:
+    """Return the model of the store that `text` names, for what takes no adapter.
+
+    Args:
+        what: is done with a model alone, as in "training on an adapter is not offered".
+
+    Raises:
+        UsageError: there is none of that name; a run or an adapter is told from a name that can't be.
+    """
+    path = Path(text)
+    is_stored = path.name == text and (catalogue.models_dir / text).is_dir()
+    if not is_stored and is_adapter_folder(path):
+        raise UsageError(
+            "adapter-not-taken",
+            f"--model {text}: {what} an adapter is not offered; nothing was started",
+            facts=[
+                ("expected", "a model of the store, by name"),
+                ("found", "an adapter's folder"),
+            ],
+            remedy=f"Name its base model, or fold it in first: "
+            f"`vox-host merge {quoted(text)} --name NAME`, then --model NAME.",
+        )
+    return catalogue.find(text)
 
 
 def _base_of(catalogue: Catalogue, source: AdapterSource, named: str | None) -> InstalledModel:

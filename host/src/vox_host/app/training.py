@@ -16,6 +16,7 @@ from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_recor
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
+from vox_host.quoted import quoted
 from vox_host.runs.base_tensors import base_key_map
 from vox_host.runs.layout import CHAT_TEMPLATE, CONFIG, RUN_JSON, TOKENIZER, RunDirectory
 from vox_host.runs.manifest import AdapterFacts, BaseModelRecord
@@ -59,7 +60,7 @@ _BESIDE = (TOKENIZER, CONFIG, "tokenizer_config.json", "generation_config.json",
 
 def _if_there(out: Path) -> str:
     if (out / RUN_JSON).is_file():
-        return f"`vox-host train --resume {out}` goes on with that run, or name a new folder."
+        return f"`vox-host train --resume {quoted(out)}` goes on with that run, or name a new folder."
     return "Name a new folder."
 
 

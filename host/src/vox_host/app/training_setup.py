@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from vox_host.app.named_model import find_stored_model
 from vox_host.chat.templates import template_names
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
@@ -102,7 +103,7 @@ def prepare(
     Raises:
         VoxError: no such model, no plugin that trains, an unknown preset, bad rows, options that contradict.
     """
-    model = Catalogue(settings.models_dir).find(request.model)
+    model = find_stored_model(Catalogue(settings.models_dir), request.model, what="training on")
     resolution, numerics = _choose(settings, request, machine, candidates)
     vendor = vendor_of(resolution.chosen)
     budget, _ = memory_budget_of(settings, machine, vendor)

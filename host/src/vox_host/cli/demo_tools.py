@@ -22,6 +22,7 @@ from vox_host.counted import counted
 from vox_host.errors import VoxError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.quoted import quoted
 from vox_host.settings import load_settings
 from vox_host.training.data import choose_template, read_rows, shipped_data
 from vox_host.training.rates import Comparison, compare
@@ -54,7 +55,7 @@ def second_act(model: str, runs: Path) -> Path:
     prompts = _prompts(model, asked)
     many = counted(len(asked), "request")
     print_line(f"\n==> base and adapter side by side, {many} that were not trained on")
-    print_line(f"    vox-host serve --model {model}\n    vox-host serve --model {run}")
+    print_line(f"    vox-host serve --model {model}\n    vox-host serve --model {quoted(run)}")
     with serving(model) as base, serving(str(run)) as adapted:
         started = time.monotonic()
         answers = [_answers(port, prompts) for port in (base, adapted)]
@@ -78,7 +79,7 @@ def second_act(model: str, runs: Path) -> Path:
             "demo-no-gain",
             "the adapter calls tools no better than its base, as far as these requests can tell",
             facts=[("found", str(found)), ("run", str(run))],
-            remedy=f"`vox-host train --resume {run}` trains on, where it was stopped for its time.",
+            remedy=f"`vox-host train --resume {quoted(run)}` trains on, where it was stopped for its time.",
         )
     return run
 

@@ -22,6 +22,7 @@ from vox_host.models.catalogue import check_name
 from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
 from vox_host.models.source import License
+from vox_host.quoted import quoted
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
@@ -87,7 +88,7 @@ def merge(
         return
     report_merge(merged)
     if out is not None:
-        print_line(f"The merged model is in {out}: `vox-host model import {out}` takes it.")
+        print_line(f"The merged model is in {out}: `vox-host model import {quoted(out)}` takes it.")
     if name is not None:
         print_line(f"The merged model is {name} in the store: `vox-host serve --model {name}`.")
 

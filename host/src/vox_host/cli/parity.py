@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vox_host.cli import model_options as shared
+from vox_host.app.named_model import find_stored_model
 from vox_host.cli.output import print_json, print_line, print_progress, print_table
 from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
 from vox_host.counted import counted
@@ -40,7 +40,13 @@ def register(app: typer.Typer) -> None:
 
 
 def parity(
-    model: shared.Model,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="A model's name (`vox-host model list` shows them); an adapter has to be merged first.",
+        ),
+    ],
     plugin: Annotated[
         list[str],
         typer.Option(
@@ -90,12 +96,12 @@ def parity(
     sides = parse_sides(plugin)
     if len(sides) == 1 and not against:
         sides = parse_sides([plugin[0], plugin[0]])
+    found = find_stored_model(Catalogue(settings.models_dir), model, what="comparing plugins on")
     candidates = discover(settings.plugins_dir)
     chosen = [(side, find_candidate(candidates, side.plugin)) for side in sides]
     needed: tuple[m.Capability, ...] = ("generate", "evaluate")
     candidates = [candidate for _, candidate in chosen]
     require_capabilities(candidates, (*needed, "train") if train_steps else needed)
-    found = Catalogue(settings.models_dir).find(model)
     verify_files(found, lambda *_: None, trust_unchanged=True)
     asked = _asked(found, prompts, max_tokens, m.SamplingParams(temperature=temperature, seed=seed))
     digest = prompts_digest(asked)

@@ -15,6 +15,7 @@ from vox_host.cli.plugin_check import check
 from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
+from vox_host.quoted import quoted
 from vox_host.receipt import describe_trust
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord, unknown_plugin
 from vox_host.settings import Settings, load_settings, tool_environment
@@ -277,7 +278,7 @@ def pack(
         )
         return
     print_line(f"{packed.wheel}  sha256:{packed.sha256}")
-    print_line(f"vox-host plugin install --path {out}")
+    print_line(f"vox-host plugin install --path {quoted(out)}")
 
 
 @plugin_app.command()

@@ -48,6 +48,7 @@ from vox_host.cli.train_texts import (
 )
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.open import refuse_special_files
 from vox_host.settings import load_settings
@@ -239,7 +240,7 @@ def _run(work: Coroutine[Any, Any, dict[str, Any]], run: Path | None) -> dict[st
         return asyncio.run(work)
     except asyncio.CancelledError:
         # By the second signal: the first one would have been waited for.
-        goes_on = f"; `vox-host train --resume {run}` goes on from the last checkpoint" if run else ""
+        goes_on = f"; `vox-host train --resume {quoted(run)}` goes on from the last checkpoint" if run else ""
         print_line(f"stopped at once, the step was not finished{goes_on}", error=True)
         raise typer.Exit(130) from None
 

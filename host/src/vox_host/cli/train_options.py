@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.errors import UsageError
+from vox_host.float32_range import LEAST, MOST, is_held
 from vox_host.training.options import Asked, parse_targets
 
 __all__ = [
@@ -22,15 +23,15 @@ __all__ = [
 ]
 
 _MAX_STEPS = 2**31 - 1
-_LEAST, _MOST = 1e-38, 1e30
-"""What float32 holds, which is what goes to the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """What is trained on what."""
 
-    model: Annotated[str | None, typer.Option("--model", help="The base model's name.")] = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="The base model's name; an adapter has to be merged first.")
+    ] = None
     data: Annotated[
         Path | None,
         typer.Option("--data", help="JSONL: chat messages with tools, prompt/completion, alpaca or text."),
@@ -159,11 +160,12 @@ def asked(adapter: AdapterOptions, pace: PaceOptions) -> Asked:
     """
     for name, value in (("--alpha", adapter.alpha), ("--learning-rate", pace.learning_rate)):
         # A range of typer's includes its ends, and takes nan and inf for numbers.
-        if value is not None and not _LEAST < value < _MOST:
+        if value is not None and not (value > 0 and is_held(value)):
             raise UsageError(
                 "usage",
-                f"{name} is a number above {_LEAST:g} and below {_MOST:g}; found {value:g}; "
+                f"{name} is a number above {LEAST:g} and below {MOST:g}; found {value:g}; "
                 "nothing was started",
+                facts=[("as the worker gets it", "float32, which holds 1.2e-38 to 3.4e38")],
             )
     return Asked(
         steps=pace.steps,

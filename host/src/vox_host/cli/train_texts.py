@@ -11,6 +11,7 @@ from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import print_line, print_progress, print_warning
 from vox_host.cli.train_report import LineReport, duration
 from vox_host.counted import counted
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.training.data import Example, marked_preview, preview, render_preview
 from vox_host.training.drive import Outcome
@@ -161,7 +162,11 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
         print_line(f"stopped after step {facts['step']} of {facts['steps']}; {go_on_text(run)}")
         return
     why = "" if facts["ended"] == "steps" else ": no gain on the held-out rows any more"
-    print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
+    if facts["tokens_per_s"] is None:
+        steps = counted(facts["step"], "step")
+        print_line(f"{run.path} was finished before: {steps} trained{why}; nothing is left to do")
+    else:
+        print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
     before, best = facts["held_out_loss_before"], facts["best_held_out_loss"]
     if best is not None:
         print_line(f"held-out loss {before:.4f} before, {best:.4f} at its best (step {facts['best_step']})")
@@ -172,9 +177,9 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
     if facts["peak_memory_bytes"] is not None:
         beside = f", estimated {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
         print_line(f"peak memory of the worker {byte_size(facts['peak_memory_bytes'])}{beside}")
-    print_line(f"Next: vox-host serve --model {run.path}")
+    print_line(f"Next: vox-host serve --model {quoted(run.path)}")
 
 
 def go_on_text(run: RunDirectory) -> str:
     """Return the command that goes on with a run, in a clause."""
-    return f"`vox-host train --resume {run.path}` goes on"
+    return f"`vox-host train --resume {quoted(run.path)}` goes on"

@@ -37,6 +37,7 @@ from vox_host.models.model_manifest import (
 from vox_host.models.safetensors_write import Progress
 from vox_host.models.source import Contents, Source, as_model_error
 from vox_host.models.verifying import note_as_verified, verify_files
+from vox_host.quoted import quoted
 from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
 
 __all__ = ["Imported", "check_import", "import_model", "open_source"]
@@ -71,7 +72,7 @@ def open_source(text: str, *, environment: Mapping[str, str], wheels_dir: Path |
                 "model-source",
                 f"{path} holds GGUF files, one model each; nothing was imported",
                 facts=[("found", [file.name for file in inside])],
-                remedy=f"Name one: `vox-host model import {inside[0]}`.",
+                remedy=f"Name one: `vox-host model import {quoted(inside[0])}`.",
             )
         return HuggingFaceSource(path)
     if path.suffix in (".safetensors", ".json") and path.exists():
@@ -104,7 +105,7 @@ def _one_file(path: Path) -> UsageError | ModelError:
     return UsageError(
         "model-source",
         f"{path} is one file of a model; nothing was imported",
-        remedy=f"Name its folder: `vox-host model import {path.parent}`.",
+        remedy=f"Name its folder: `vox-host model import {quoted(path.parent)}`.",
     )
 
 

@@ -7,12 +7,12 @@ The update is multiplied by alpha / rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vox_host.errors import ModelError
+from vox_host.float32_range import HELD, is_held
 from vox_host.runs.foreign_tensors import check_pairs, file_digest, layer_of_module, read_header
 from vox_host.runs.layout import ADAPTER_MANIFEST, CHAT_TEMPLATE
 from vox_host.runs.source import AdapterSource
@@ -42,8 +42,8 @@ def read_older_folder(path: Path) -> AdapterSource | None:
     rank, alpha = fields.get("rank"), fields.get("alpha")
     if type(rank) is not int or not 1 <= rank <= 4096:
         raise _wrong(manifest, fields, "rank", "a whole number from 1 to 4096")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 <= alpha < math.inf:
-        raise _wrong(manifest, fields, "alpha", "a number from 0 up")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not is_held(alpha):
+        raise _wrong(manifest, fields, "alpha", f"0, or {HELD}")
     layers = _layers(manifest, fields)
     key_map, order = check_pairs(file, _tensors(file, layers), lambda _: rank)
     base = fields.get("base_model")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
+from vox_host.quoted import quoted
 from vox_host.runs.layout import (
     ADAPTER_CONFIG,
     ADAPTER_MANIFEST,
@@ -198,7 +199,7 @@ def _incomplete(path: Path, expected: Sequence[str] = _WHOLE) -> VoxError:
     missing = [name for name in expected if not (path / name).exists()]
     facts = [("missing", missing), ("found", sorted(p.name for p in path.iterdir())[:20])]
     is_run = (path / RUN_JSON).exists()
-    resume = f"`vox-host train --resume {path}`"
+    resume = f"`vox-host train --resume {quoted(path)}`"
     is_published = any((path / name).exists() for name in (*_WHOLE, PUBLISHED))
     if (is_run and is_published) or expected is not _WHOLE:
         # It was whole once: these three change as one, and the manifest names what else belongs to them.

@@ -7,7 +7,6 @@ can tell what it does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vox_host.errors import ModelError
+from vox_host.float32_range import HELD, is_held
 from vox_plugin_api.strict_json import CheckpointError, read_json_object
 
 __all__ = ["PeftConfig", "read_peft_config"]
@@ -81,6 +81,10 @@ _HARMLESS = frozenset(
     }
 )
 
+_ALPHA = f"0, or {HELD}"
+_MOST_DROPOUT = 1 - 2**-24
+"""The largest float32 below 1."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeftConfig:
@@ -120,8 +124,8 @@ def read_peft_config(path: Path) -> PeftConfig:
         raise read.error("layers_to_transform", "nothing beside a target_modules that is an expression")
     return PeftConfig(
         rank=read.whole("r", least=1, most=4096),
-        alpha=read.number("lora_alpha"),
-        dropout=read.number("lora_dropout", below=1.0, default=0.0),
+        alpha=read.alpha("lora_alpha"),
+        dropout=read.share("lora_dropout"),
         rank_stabilised=read.boolean("use_rslora", default=False),
         base_name=read.text("base_model_name_or_path"),
         targets=None if targets == "all-linear" else targets,
@@ -179,7 +183,7 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _is_alpha(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_held(value)
 
 
 def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
@@ -210,10 +214,16 @@ class _Reader:
             raise self.error(name, f"a whole number from {least} to {most}")
         return value
 
-    def number(self, name: str, *, below: float = math.inf, default: float | None = None) -> float:
-        value = self.fields.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < below:
-            raise self.error(name, "a number from 0 up" + ("" if below == math.inf else f", below {below:g}"))
+    def alpha(self, name: str) -> float:
+        value: Any = self.fields.get(name)
+        if not _is_alpha(value):
+            raise self.error(name, _ALPHA)
+        return float(value)
+
+    def share(self, name: str) -> float:
+        value = self.fields.get(name, 0.0)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST_DROPOUT:
+            raise self.error(name, "a number from 0 up, below 1 as float32 too")
         return float(value)
 
     def boolean(self, name: str, *, default: bool) -> bool:
@@ -245,7 +255,7 @@ class _Reader:
         if value is None:
             return {}
         if not isinstance(value, dict) or not all(map(is_right, value.values())):
-            wanted = "whole numbers from 1 to 4096" if name == "rank_pattern" else "numbers from 0 up"
+            wanted = "whole numbers from 1 to 4096" if name == "rank_pattern" else f"of each: {_ALPHA}"
             raise self.error(name, f"an object with {wanted}")
         return value
 

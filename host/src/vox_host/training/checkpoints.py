@@ -146,9 +146,13 @@ class Checkpoints:
     def _record(self, step: int) -> HostState:
         try:
             state = HostState.model_validate_json((self.path(step) / HOST_STATE).read_bytes())
-        except (OSError, ValidationError) as error:
-            problem = str(error).splitlines()[0]
-            raise self._damaged(step, HOST_STATE, "a checkpoint's record", problem) from None
+        except OSError as error:
+            found = f"it can't be read: {error.strerror or error}"
+            raise self._damaged(step, HOST_STATE, "a checkpoint's record", found) from None
+        except ValidationError as error:
+            problems = [": ".join([".".join(map(str, e["loc"])), e["msg"]]) for e in error.errors()]
+            found = "; ".join(problem.removeprefix(": ") for problem in problems[:5])
+            raise self._damaged(step, HOST_STATE, "a checkpoint's record", found) from None
         if state.step != step:
             raise self._damaged(step, HOST_STATE, f"the record of step {step}", f"that of step {state.step}")
         told, state = state.record_digest, state.model_copy(update={"record_digest": None})

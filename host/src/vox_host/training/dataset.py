@@ -75,6 +75,12 @@ def read_dataset(data: Path, holdout: Holdout) -> Files:
     Raises:
         UsageError: one can't be read, or holds no row.
     """
+    if isinstance(holdout, Path) and not holdout.exists():
+        raise UsageError(
+            "data-missing",
+            f"--holdout {holdout}: there is no such file, and it is no whole number; nothing was started",
+            remedy="Give how many rows to hold out, or a file of them.",
+        )
     return Files(rows=read_rows(data), held_out=read_rows(holdout) if isinstance(holdout, Path) else None)
 
 

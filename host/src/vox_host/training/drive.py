@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vox_host.errors import IntegrityError, UsageError, VoxError
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.stat_cache import write_aside
 from vox_host.training.checkpoints import Checkpoint, Checkpoints, HostState
@@ -126,6 +127,8 @@ class _Loop:
         self._trainer = trainer
         self._pace = job.options.pace
         self._course = Course()
+        self._at = 0
+        """The step that is being taken, or that was taken last; 0: before the first."""
         self._saved: Checkpoint | None = None
         self._is_begun = False
         """Whether the worker goes on from where the run stands: before, no step was asked for."""
@@ -141,6 +144,7 @@ class _Loop:
         self._saved = self._checkpoints.latest()
         if self._saved is not None:
             self._course = self._saved.state.course
+            self._at = self._course.step
         self._metrics = LineFile(job.run.metrics, keep=self._saved.state.mark if self._saved else NOTHING)
         self._timings = LineFile(job.run.path / "timings.jsonl", is_durable=False)
         folder = None if self._saved is None else str(self._saved.folder)
@@ -194,6 +198,7 @@ class _Loop:
 
     async def _step(self) -> None:
         job, options = self._job, self._job.options
+        self._at = self._course.step + 1
         epoch, indices = batch_of(
             self._course.step,
             examples=len(job.train),
@@ -282,17 +287,22 @@ class _Loop:
 
     def stopped(self, error: VoxError) -> VoxError:
         """Return the error with where the run stands and how it goes on."""
-        saved, there = self._saved, self._checkpoints.steps()
-        resume = f"`vox-host train --resume {self._job.run.path}`"
+        saved, there, message = self._saved, self._checkpoints.steps(), error.message
+        resume = f"`vox-host train --resume {quoted(self._job.run.path)}`"
         goes_on = f"{resume} goes on from " + (
             f"step {saved.state.step}." if saved else "the start: there is no checkpoint yet."
         )
         if error.code == "non-finite":
+            if "not taken" not in message:
+                # A step's own words say so; these are of the held-out rows.
+                after = self._course.step + 1
+                message += f"; the held-out rows were not scored, and step {after} was not taken"
             # The same step would fail the same way.
             goes_on = "A lower --learning-rate in a new run is the usual cure; resuming repeats the step."
         facts = list(error.facts)
+        folder = self._job.run.path
         if self._is_begun and "step" not in dict(facts):
-            facts.append(("step", self._course.step + 1))
+            facts.append(("step", self._at or "before the first"))
         if saved is None and there:
             # One that can't be read; which one it goes on from is the user's to say.
             facts.append(("checkpoints", [self._checkpoints.path(step).name for step in there]))
@@ -301,9 +311,15 @@ class _Loop:
         remedy = f"{error.remedy} {goes_on}" if error.remedy else goes_on
         if error.code in _NO_ROOM:
             remedy = f"Make room, then {goes_on}"
+            if not folder.is_dir():
+                # Moved or removed while it was trained: no room would help.
+                remedy = (
+                    f"{folder} is no longer there: move it back, then {resume} goes on from its last "
+                    "checkpoint; or give --resume the place where it is now."
+                )
         elif error.code == "checkpoint-damaged":
             remedy = f"{error.remedy} Then: {resume}."
-        again = VoxError(error.code, error.message, facts=facts, remedy=remedy)
+        again = VoxError(error.code, message, facts=facts, remedy=remedy)
         again.exit_code = error.exit_code
         return again
 

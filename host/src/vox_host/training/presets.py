@@ -11,17 +11,28 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vox_host.errors import PluginError, UsageError
+from vox_host.float32_range import HELD, is_held
 
 __all__ = ["AUTO", "Preset", "PresetName", "Vendor", "choose_preset", "load_presets", "presets_path"]
 
 AUTO = "auto"
 PresetName = str
 Vendor = Literal["cpu", "nvidia", "apple"]
+
+
+def _check_held(value: float) -> float:
+    if not is_held(value):
+        raise ValueError(f"found {value:g}; wanted {HELD}")
+    return value
+
+
+Held = Annotated[float, AfterValidator(_check_held)]
+"""A number that goes to the worker as float32."""
 
 
 class _Strict(BaseModel):
@@ -39,16 +50,16 @@ class Preset(_Strict):
     floor_mb: int = Field(ge=0)
     """Memory (10^6 bytes) that must be free for `auto` to take it."""
     rank: int = Field(ge=1, le=4096)
-    alpha: float = Field(gt=0, allow_inf_nan=False)
+    alpha: Held = Field(gt=0, allow_inf_nan=False)
     targets: list[str] = Field(min_length=1)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    learning_rate: float = Field(gt=0, allow_inf_nan=False)
+    dropout: float = Field(default=0.0, ge=0, le=0.999)
+    learning_rate: Held = Field(gt=0, allow_inf_nan=False)
     """The peak."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
     """Of all steps."""
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight_decay: Held = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_gradient_norm: Held | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     batch_size: int = Field(ge=1, le=1 << 16)
     """Examples of one optimizer step."""
     max_length: int = Field(ge=2)

@@ -185,7 +185,13 @@ def from_worker_error(error: m.WorkerError) -> VoxError:
         kind = UsageError
     elif error.code.startswith(_BLAME_THE_MODEL):
         kind = ModelError
-    return kind(error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy)
+    remedy = error.remedy
+    if remedy is None and error.code == "invalid-request" and {"method", "protocol"} <= error.facts.keys():
+        remedy = (
+            "The plugin is of another version than this vox-host: `vox-host plugin list` shows it. Install "
+            "the one that belongs to this vox-host with `vox-host plugin install`."
+        )
+    return kind(error.code, error.message, facts=list(error.facts.items()), remedy=remedy)
 
 
 def _evidence(plan: LaunchPlan, process: WorkerProcess) -> list[tuple[str, object]]:

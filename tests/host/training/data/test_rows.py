@@ -244,3 +244,9 @@ def test_a_file_is_not_held_in_memory(tmp_path):
     assert peak < 40 * 1024 * 1024
     [problem] = rows.problems
     assert (problem.line, problem.what) == (25, "is longer than 16 MiB; one line is one row")
+
+
+def test_a_whole_number_of_thousands_of_digits_is_said_without_python_s_words(write):
+    rows = read_rows(write('{"text": "a", "n": 1' + "0" * 10_000 + "}\n"))
+    (problem,) = rows.problems
+    assert "a whole number of thousands of digits" in str(problem) and "sys." not in str(problem)

@@ -66,8 +66,10 @@ def parse_json(text: str) -> Any:
         raise RowError("is nested too deeply") from None
     except RowError:
         raise
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise RowError(f"is not JSON that can be read: {error}") from None
+    except ValueError:  # an integer of more digits than Python reads, and says so of a setting of its own
+        raise RowError(
+            "is not JSON that can be read: it holds a whole number of thousands of digits"
+        ) from None
     return value
 
 
