@@ -296,7 +296,7 @@ def test_a_run_is_what_answers(lane, whole):
         (["--model", "gemma4", "--data", "ROWS", "--out", "NEW"], "model-not-found", "gemma3"),
         (["--model", MODEL, "--data", "NONE", "--out", "NEW"], "data-missing", "NONE"),
         (["--model", MODEL, "--data", "ROWS", "--out", "WHOLE"], "out-exists", "--resume"),
-        (["--model", MODEL, "--data", "ROWS", "--out", "INSIDE"], "out-inside-run", "whole/tools, which is a run"),
+        (["--model", MODEL, "--data", "ROWS", "--out", "INSIDE"], "out-inside-run", "which is a run"),
         ([*NEW, "--preset", "cpuu"], "preset-unknown", "'cpu'"),
         ([*NEW, "--steps", "1", "--epochs", "1"], "usage", "both"),
         ([*NEW, "--alpha", "nan"], "usage", "--alpha"),
