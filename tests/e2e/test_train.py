@@ -228,6 +228,16 @@ def test_an_edited_run_json_changes_neither_the_run_nor_its_adapter(lane, whole,
     assert results(run) == before
 
 
+def test_a_run_that_lost_its_checkpoints_keeps_metrics_and_adapter(lane, whole, monkeypatch, capsys):
+    run = lane.home / "lost"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "checkpoints")
+    before = results(run)
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 4 and "error[checkpoints-missing]" in said
+    assert results(run) == before
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 def test_a_pipe_in_a_run_s_folder_is_refused_and_not_waited_for(lane, whole, monkeypatch, capsys, name):
@@ -296,7 +306,7 @@ def test_a_run_is_what_answers(lane, whole):
         (["--model", "gemma4", "--data", "ROWS", "--out", "NEW"], "model-not-found", "gemma3"),
         (["--model", MODEL, "--data", "NONE", "--out", "NEW"], "data-missing", "NONE"),
         (["--model", MODEL, "--data", "ROWS", "--out", "WHOLE"], "out-exists", "--resume"),
-        (["--model", MODEL, "--data", "ROWS", "--out", "INSIDE"], "out-inside-run", "which is a run"),
+        (["--model", MODEL, "--data", "ROWS", "--out", "INSIDE"], "out-inside-run", "tools, which is a run"),
         ([*NEW, "--preset", "cpuu"], "preset-unknown", "'cpu'"),
         ([*NEW, "--steps", "1", "--epochs", "1"], "usage", "both"),
         ([*NEW, "--alpha", "nan"], "usage", "--alpha"),

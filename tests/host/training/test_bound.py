@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from fixtures.training_runs import a_record
 from vox_host.errors import IntegrityError
+from vox_host.quoted import quoted
 from vox_host.training.bound import read_run_record
 from vox_host.training.checkpoints import Checkpoints, HostState
 from vox_host.training.metrics import NOTHING
@@ -77,7 +81,7 @@ def test_whatever_is_edited_is_named_with_what_was_and_what_is(tmp_path, name, v
     assert f"{name} was changed; nothing was started" in error.message
     assert facts["expected"] == f"{name} {json.dumps(then)}"
     assert facts["found"] == f"{name} {json.dumps(value)}"
-    assert f"`vox-host train --resume {run}`" in error.remedy
+    assert f"`vox-host train --resume {quoted(run)}`" in error.remedy
     edit(run, name, then)
     assert read_run_record(run) == a_record()
 
@@ -105,7 +109,7 @@ def test_before_the_first_checkpoint_it_is_bound_by_its_own_digest(tmp_path, nam
     error = refusal(run)
     assert (error.code, len(error.facts)) == ("run-changed", 2)
     assert f"sha256:{record_digest(a_record())}" in dict(error.facts).values()
-    assert f"`vox-host train --resume {run}`" in error.remedy
+    assert f"`vox-host train --resume {quoted(run)}`" in error.remedy
 
 
 def test_a_run_of_an_older_vox_host_is_refused_and_told_why(tmp_path):
@@ -113,3 +117,26 @@ def test_a_run_of_an_older_vox_host_is_refused_and_told_why(tmp_path):
     edit(run, "schema_version", 1)
     error = refusal(run)
     assert error.code == "run-older" and "can be used as before" in error.remedy
+
+
+@pytest.mark.parametrize("how", ["folder", "content"])
+@pytest.mark.parametrize("name", ["adapter_manifest.json", ".published", "loss.svg", "metrics.jsonl"])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_again_unasked(tmp_path, how, name):
+    run = a_run(tmp_path / "a run")
+    (run / name).write_text("of step 4")
+    assert read_run_record(run) == a_record()
+    shutil.rmtree(run / "checkpoints")
+    if how == "content":
+        (run / "checkpoints").mkdir()
+    if (how, name) == ("content", "metrics.jsonl"):
+        # Lines of before the first checkpoint: the run was stopped before it, and nothing is lost.
+        assert read_run_record(run) == a_record()
+        return
+    error = refusal(run)
+    assert (error.code, error.exit_code) == ("checkpoints-missing", 4)
+    assert dict(error.facts)["found"] == [name]
+    assert str(run / "checkpoints") in error.message
+    command = error.remedy.rpartition("from the start: `")[2].partition("`")[0]
+    assert shlex.split(command) == ["rm", "-r", str(run / name)]
+    subprocess.run(shlex.split(command), check=True)
+    assert read_run_record(run) == a_record()

@@ -151,6 +151,12 @@ def test_what_came_after_a_damaged_one_goes_with_it_and_the_one_before_is_named(
     with pytest.raises(IntegrityError, match="step-000009") as caught:
         checkpoints.read(9)
     assert caught.value.remedy.endswith("the start: none is before it.")
+    # What was published of them would be in the way of a start.
+    manifest = checkpoints.folder.parent / "adapter_manifest.json"
+    manifest.touch()
+    with pytest.raises(IntegrityError, match="step-000009") as caught:
+        checkpoints.read(9)
+    assert f"{checkpoints.path(11)} {manifest}`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("field", ["best_step", "metrics_sha256", "without_gain", "record_digest"])

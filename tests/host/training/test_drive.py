@@ -20,6 +20,7 @@ from fixtures.training_runs import (
     Watched,
     a_job,
     a_model,
+    a_record,
     kill_often,
     results,
     run_to_end,
@@ -29,8 +30,10 @@ from vox_host.errors import UsageError, VoxError, WorkerFailedError
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.manifest import parse_manifest
 from vox_host.training import drive as drive_module
+from vox_host.training.bound import read_run_record
 from vox_host.training.checkpoints import Checkpoints
 from vox_host.training.metrics import read_lines
+from vox_host.training.record import record_text
 
 KILLS = 20
 LONG = some_options(steps=24, save_every=2, eval_every=3, keep_last=3)
@@ -304,15 +307,18 @@ def test_what_is_said_of_a_damaged_checkpoint_brings_the_run_to_its_end(fast_pat
         shutil.copytree(fast_path / "whole", folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         flip(checkpoints.path(checkpoints.steps()[at]) / "adapter.safetensors")
+        (folder / "run.json").write_text(record_text(a_record()))
         for _ in range(len(checkpoints.steps()) + 1):
             try:
+                # As the command does first.
+                read_run_record(folder)
                 run_to_end(a_job(folder, model), model)
                 break
             except VoxError as error:
                 assert error.code == "checkpoint-damaged"
                 said = error.remedy
             for path in shlex.split(said.split("`")[1])[2:]:
-                shutil.rmtree(path)
+                shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
         else:
             raise AssertionError(said)
         assert (folder / "adapter_model.safetensors").read_bytes() == (

@@ -86,6 +86,12 @@ class RunDirectory:
     def loss_plot(self) -> Path:
         return self.path / "loss.svg"
 
+    def left_by_training(self) -> list[Path]:
+        """Return what is there of what follows from checkpoints: a run without any has none of these."""
+        names = (ADAPTER_MODEL, ADAPTER_CONFIG, ADAPTER_MANIFEST, PUBLISHED)
+        places = (*(self.path / name for name in names), self.loss_plot)
+        return [place for place in places if place.exists()]
+
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS

@@ -7,6 +7,7 @@ believed by every step to come, and by the manifest of an adapter that was train
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vox_host.errors import IntegrityError, UsageError
+from vox_host.quoted import quoted
 from vox_host.runs.layout import RUN_JSON, RunDirectory
 from vox_host.training.checkpoints import Checkpoints
 from vox_host.training.record import RunRecord, record_digest
@@ -31,7 +33,8 @@ def read_run_record(folder: Path) -> RunRecord:
     Raises:
         UsageError: it is no run of ours.
         IntegrityError: `run-changed`: its run.json is not what was written, each field named that a
-            checkpoint knows otherwise; `run-older`: nothing binds it.
+            checkpoint knows otherwise; `run-older`: nothing binds it; `checkpoints-missing`: they
+            were removed.
     """
     path = folder / RUN_JSON
     if not path.is_file():
@@ -72,7 +75,30 @@ def read_run_record(folder: Path) -> RunRecord:
             facts=[("expected", told), ("found", f"sha256:{record_digest(record)}")],
             remedy=_bring_back(folder),
         )
+    _refuse_lost_checkpoints(RunDirectory(folder))
     return record.model_copy(update={"record_digest": None})
+
+
+def _refuse_lost_checkpoints(run: RunDirectory) -> None:
+    """Refuse to train again, unasked, what a run has trained: begin where there is nothing to go on from."""
+    left = run.left_by_training()
+    if run.metrics.exists() and not run.checkpoints.is_dir():
+        # The folder is made before the first line is written.
+        left.append(run.metrics)
+    if not left or Checkpoints(run.checkpoints).steps():
+        return
+    again = shlex.join(["rm", "-r", *map(str, left)])
+    raise IntegrityError(
+        "checkpoints-missing",
+        f"{run.checkpoints} holds no checkpoint, and {run.path} has been trained: it can't go on from where "
+        "it was; nothing was started or changed",
+        facts=[
+            ("missing", f"{run.checkpoints}/step-NNNNNN"),
+            ("found", [place.name for place in left]),
+        ],
+        remedy=f"Bring them back, then {_resume(run.path)}. The adapter that is there can "
+        f"be used as it is. To give it up and train from the start: `{again}`, then the same command.",
+    )
 
 
 _Difference = tuple[str, Any, Any]
@@ -104,7 +130,7 @@ def _changed(path: Path, folder: Path, where: Path, differing: list[_Difference]
         "run-changed",
         f"{path} is not what the run was begun as: {names}{more} was changed; nothing was started",
         facts=facts,
-        remedy=f"Write back what was expected, then `vox-host train --resume {folder}`; other settings are "
+        remedy=f"Write back what was expected, then {_resume(folder)}; other settings are "
         "for a new run, with --out NEW.",
     )
 
@@ -122,8 +148,12 @@ def _older(path: Path, folder: Path) -> IntegrityError:
     )
 
 
+def _resume(folder: Path) -> str:
+    return f"`vox-host train --resume {quoted(folder)}`"
+
+
 def _bring_back(folder: Path) -> str:
     return (
-        f"Bring back the {RUN_JSON} of then, then `vox-host train --resume {folder}`; or begin a new run: "
+        f"Bring back the {RUN_JSON} of then, then {_resume(folder)}; or begin a new run: "
         "`vox-host train --model NAME --data FILE --out NEW`."
     )

@@ -24,6 +24,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_host.errors import IntegrityError, UsageError
+from vox_host.runs.layout import RunDirectory
 from vox_host.stat_cache import write_aside
 from vox_host.training.metrics import Mark
 from vox_host.training.pace import Course
@@ -166,6 +167,8 @@ class Checkpoints:
         others = self.steps()
         gone = [self.path(other) for other in others if other >= step] or [self.path(step)]
         left = [other for other in others if other < step]
+        # Without any, what was published of them would be in the way of a new start.
+        gone += [] if left else RunDirectory(self.folder.parent).left_by_training()
         goes_on = f"the checkpoint before it, step {left[-1]}" if left else "the start: none is before it"
         return IntegrityError(
             "checkpoint-damaged",
