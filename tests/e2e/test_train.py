@@ -118,15 +118,15 @@ def refused(
 def test_a_run_is_killed_loses_its_worker_is_interrupted_and_ends_in_the_same_bytes(
     lane, whole, monkeypatch, capsys
 ):
-    run = lane.home / "stopped" / "tools"
-    with begun(lane, *new_run(lane, "stopped/tools")) as killed:
+    run = lane.home / "stopped" / "other"
+    with begun(lane, *new_run(lane, "stopped/other")) as killed:
         killed.kill()
     with begun(lane, "--resume", str(run)) as orphaned:
         worker_of(orphaned).kill()
         said = orphaned.communicate(timeout=60)[1]
     assert orphaned.returncode == 5
     assert "error[worker-died]" in said and "SIGKILL" in said
-    assert re.search(r"last checkpoint  \S+/stopped/tools/checkpoints/step-\d{6}\n", said)
+    assert re.search(r"last checkpoint  \S+/stopped/other/checkpoints/step-\d{6}\n", said)
     assert f"`vox-host train --resume {run}` goes on from step" in said
     with begun(lane, "--resume", str(run)) as interrupted:
         # It must not end meanwhile.
@@ -207,6 +207,14 @@ def test_what_is_gone_of_a_trained_run_is_named_and_resuming_puts_it_back(lane, 
     (run / "chat_template.jinja").write_text("{{ mine }}")
     status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
     assert status == 4 and "error[resume-template-changed]" in said and said.count("sha256:") == 2
+    works = f"`rm {run / 'chat_template.jinja'}`, then `vox-host train --resume {run}` puts back"
+    assert works in said
+    assert cli.run(["generate", "--model", str(run), "--prompt", "x"]) == 4
+    assert works in capsys.readouterr().err
+    (run / "chat_template.jinja").unlink()
+    done = train(lane, "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert results(run) == before
     (run / "chat_template.jinja").unlink()
     begun_as(run, template="0" * 64)
     status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))

@@ -246,7 +246,8 @@ async def run_training(
     publisher = _Publisher(run, prepared)
     job = Job(
         run=run,
-        title=f"{run.path.absolute().name}: {prepared.model.name}, rank {prepared.options.rank}",
+        # Of the run alone: its folder may have any name.
+        title=f"{record.model.name}, rank {record.options.rank}",
         record=record,
         options=prepared.options,
         train=[example.message() for example in prepared.dataset.train],

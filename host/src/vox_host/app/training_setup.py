@@ -21,6 +21,7 @@ from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.models.verifying import verify_files
+from vox_host.quoted import quoted
 from vox_host.requirements import parse_requirement
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, resolve
 from vox_host.runs.layout import RunDirectory
@@ -299,10 +300,8 @@ def _template_of_then(run: RunDirectory, digest: str, tokenizer: Tokenizer) -> T
     try:
         content = place.read_bytes()
     except FileNotFoundError:
-        known = [choose_template(tokenizer), *(choose_template(tokenizer, name) for name in template_names())]
-        for choice in known:
-            if _sha256(choice.source) == digest:
-                return choice
+        if (choice := _known_template(digest, tokenizer)) is not None:
+            return choice
         found = "no such file, and no template of the model or of vox-host is the one"
     except OSError as error:
         found = error.strerror or str(error)
@@ -310,7 +309,18 @@ def _template_of_then(run: RunDirectory, digest: str, tokenizer: Tokenizer) -> T
         found = hashlib.sha256(content).hexdigest()
         if found == digest:
             return TemplateChoice(content.decode("utf-8"), str(place), None)
-    raise changed_since(run.path, "template", str(place), digest, found)
+    remedy = None
+    if _known_template(digest, tokenizer) is not None:
+        remedy = (
+            f"`rm {quoted(place)}`, then `vox-host train --resume {quoted(run.path)}` puts "
+            "back the one that trained. A run with another template is a new one."
+        )
+    raise changed_since(run.path, "template", str(place), digest, found, remedy)
+
+
+def _known_template(digest: str, tokenizer: Tokenizer) -> TemplateChoice | None:
+    known = [choose_template(tokenizer), *(choose_template(tokenizer, name) for name in template_names())]
+    return next((choice for choice in known if _sha256(choice.source) == digest), None)
 
 
 def _sha256(text: str) -> str:

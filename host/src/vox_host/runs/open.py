@@ -181,8 +181,18 @@ def _verify(path: Path, folder: Path, manifest: AdapterManifest) -> None:
                     ("expected", f"sha256:{record.sha256}"),
                     ("found", f"sha256:{found}"),
                 ],
-                remedy="Publish it again (`vox-host train --resume`), or take it from where it came.",
+                remedy=_put_back(path, name),
             )
+
+
+def _put_back(path: Path, name: str) -> str:
+    if not (path / RUN_JSON).exists():
+        return "Take it from where it came."
+    resume = f"`vox-host train --resume {quoted(path)}`"
+    if name == CHAT_TEMPLATE:
+        # An edit of it may be meant: a run goes on with the one of then, and overwrites no other unasked.
+        return f"`rm {quoted(path / name)}`, then {resume} puts back the one that trained."
+    return f"{resume} puts it back."
 
 
 def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> VoxError:

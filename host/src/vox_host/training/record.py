@@ -137,11 +137,14 @@ def refuse_changes(run: Path, pairs: Sequence[tuple[str, str, str, str]]) -> Non
             raise changed_since(run, what, where, expected, found)
 
 
-def changed_since(run: Path, what: str, where: str, expected: str, found: str) -> IntegrityError:
+def changed_since(
+    run: Path, what: str, where: str, expected: str, found: str, remedy: str | None = None
+) -> IntegrityError:
     """Return the error of what is not as it was when the run was begun.
 
     Args:
         found: a digest, or in words why there is none.
+        remedy: where there is a shorter way than to bring it back.
     """
     facts: list[tuple[str, Any]] = [
         (what, where),
@@ -152,5 +155,5 @@ def changed_since(run: Path, what: str, where: str, expected: str, found: str) -
         f"resume-{what}-changed",
         f"the {what} is not the one that {run} was begun with; nothing was started",
         facts=facts,
-        remedy=f"Bring back the {what} of then, or begin a new run: its results would be others.",
+        remedy=remedy or f"Bring back the {what} of then, or begin a new run: its results would be others.",
     )
