@@ -246,6 +246,48 @@ def test_a_run_that_lost_its_checkpoints_keeps_metrics_and_adapter(lane, whole, 
     assert results(run) == before
 
 
+@pytest.fixture
+def moved(lane: InstalledLane, whole: Path) -> Iterator[tuple[Path, Path]]:
+    """The run, while its rows lie somewhere else and its model has another name."""
+    rows, elsewhere = lane.home / "rows.jsonl", lane.home / "elsewhere.jsonl"
+    model, renamed = lane.home / "models" / MODEL, lane.home / "models" / "renamed"
+    run = lane.home / "moved"
+    shutil.copytree(whole, run)
+    rows.rename(elsewhere)
+    model.rename(renamed)
+    yield run, elsewhere
+    elsewhere.rename(rows)
+    renamed.rename(model)
+
+
+def test_rows_that_were_moved_and_a_model_that_was_renamed_are_those_of_then(
+    lane, moved, monkeypatch, capsys
+):
+    run, elsewhere = moved
+    before = results(run)
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run))
+    assert status == 2 and "error[data-missing]" in said
+    assert f"`vox-host train --resume {run} --data FILE`" in said
+    other = write_rows(lane.home / "other.jsonl", 41)
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run), "--data", str(other))
+    assert status == 4 and "error[resume-data-changed]" in said and str(other) in said
+    told = ("--data", str(elsewhere), "--holdout", str(elsewhere))
+    status, said = refused(lane, monkeypatch, capsys, "--resume", str(run), *told)
+    assert status == 2 and "holds out 4 rows of its data" in said
+    assert results(run) == before
+    done = train(lane, "--resume", str(run), "--data", str(elsewhere))
+    assert done.returncode == 0, done.stderr
+    after = results(run)
+    # Where the base model is now.
+    differing = {name for name in before if before[name] != after[name]}
+    assert differing == {"adapter_manifest.json", "adapter_config.json"} and after.keys() == before.keys()
+    manifest = read_verified(run)[1]
+    assert (manifest.base_model.name, manifest.run_digest) == (
+        "renamed",
+        json.loads(before["run.json"])["record_digest"],
+    )
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 def test_a_pipe_in_a_run_s_folder_is_refused_and_not_waited_for(lane, whole, monkeypatch, capsys, name):

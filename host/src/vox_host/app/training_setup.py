@@ -14,6 +14,7 @@ from typing import cast
 
 from vox_host.app.named_model import find_stored_model
 from vox_host.chat.templates import template_names
+from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
@@ -36,6 +37,7 @@ from vox_host.training.presets import AUTO as AUTO_PRESET
 from vox_host.training.presets import Vendor, choose_preset, load_presets
 from vox_host.training.record import (
     DataRecord,
+    ModelRecord,
     PluginRecord,
     RunRecord,
     changed_since,
@@ -68,6 +70,14 @@ class TrainRequest:
     plugin: str = AUTO
     numerics: m.Numerics | None = None
     require_verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where a run's files of rows lie now; None: where they lay when it was begun."""
+
+    data: Path | None = None
+    holdout: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,11 +180,13 @@ def prepare_resumed(
     *,
     candidates: Sequence[Candidate] | None = None,
     micro_batch_size: int | None = None,
+    moved: Moved | None = None,
 ) -> tuple[Prepared, RunRecord]:
     """Settle a run that goes on; whoever calls holds the run.
 
     Args:
         micro_batch_size: in place of the run's own; it changes no bit.
+        moved: where the files of rows lie now; their digests must be those of the start.
 
     Raises:
         UsageError: it is no run.
@@ -182,10 +194,18 @@ def prepare_resumed(
         VoxError: as `prepare`.
     """
     record = read_run_record(run.path)
-    model = Catalogue(settings.models_dir).find(record.model.name)
+    moved = moved or Moved()
+    if moved.holdout is not None and isinstance(record.held_out, int):
+        raise UsageError(
+            "usage",
+            f"--holdout says where a file was moved to, and {run.path} holds out "
+            f"{counted(record.held_out, 'row')} of its data; nothing was started",
+            remedy=f"`vox-host train --resume {quoted(run.path)}`",
+        )
+    model = _model_of_then(Catalogue(settings.models_dir), record.model)
     request = TrainRequest(
-        model=record.model.name,
-        data=Path(record.data.path),
+        model=model.name,
+        data=moved.data or Path(record.data.path),
         asked=Asked(),
         plugin=record.plugin.id,
         numerics=record.numerics.mode,
@@ -199,11 +219,15 @@ def prepare_resumed(
             ("plugin", chosen.location, record.plugin.digest, plugin_record(chosen).digest),
         ],
     )
-    holdout: Holdout = record.held_out if isinstance(record.held_out, int) else Path(record.held_out.path)
+    held_out = record.held_out
+    holdout: Holdout = held_out if isinstance(held_out, int) else moved.holdout or Path(held_out.path)
+    _refuse_missing(run, "--data", request.data)
+    if isinstance(holdout, Path):
+        _refuse_missing(run, "--holdout", holdout)
     files = read_dataset(request.data, holdout)
-    found = [("data", record.data.path, record.data.sha256, files.rows.digest)]
+    found = [("data", str(request.data), record.data.sha256, files.rows.digest)]
     if files.held_out is not None and isinstance(record.held_out, DataRecord):
-        found.append(("data", record.held_out.path, record.held_out.sha256, files.held_out.digest))
+        found.append(("data", str(holdout), record.held_out.sha256, files.held_out.digest))
     refuse_changes(run.path, found)
     verify_files(model, lambda *_: None, trust_unchanged=True)
     tokenizer = Tokenizer.load(model.path)
@@ -235,6 +259,24 @@ def prepare_resumed(
         warnings=(*resolution.warnings, *dataset.warnings),
     )
     return prepared, record
+
+
+def _model_of_then(catalogue: Catalogue, then: ModelRecord) -> InstalledModel:
+    """Return the model of that digest, whatever its name is now; else the one of that name, to be refused."""
+    same = [one for one in catalogue.list() if isinstance(one, InstalledModel) and one.digest == then.digest]
+    if same:
+        return next((model for model in same if model.name == then.name), same[0])
+    return catalogue.find(then.name)
+
+
+def _refuse_missing(run: RunDirectory, option: str, path: Path) -> None:
+    if not path.exists():
+        raise UsageError(
+            "data-missing",
+            f"{path} does not exist, which {run.path} was begun with; nothing was started",
+            remedy=f"Where it was moved: `vox-host train --resume {quoted(run.path)} {option} FILE`; "
+            "its bytes must be those of then.",
+        )
 
 
 def plugin_record(chosen: Candidate) -> PluginRecord:

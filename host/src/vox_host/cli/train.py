@@ -22,7 +22,7 @@ from vox_host.app.training import (
     run_record,
     run_training,
 )
-from vox_host.app.training_setup import Prepared, TrainRequest, prepare, prepare_resumed
+from vox_host.app.training_setup import Moved, Prepared, TrainRequest, prepare, prepare_resumed
 from vox_host.cli import early_probe
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress
@@ -106,6 +106,7 @@ def train(
             resume,
             _Means(threads, devices),
             pace.micro_batch_size,
+            Moved(source.data, None if source.holdout is None else Path(source.holdout)),
             dry_run=dry_run,
             rows=preview_rows,
             is_quiet=json,
@@ -205,6 +206,7 @@ def _resume(
     path: Path,
     means: _Means,
     micro_batch_size: int | None,
+    moved: Moved,
     *,
     dry_run: bool,
     rows: int,
@@ -217,7 +219,9 @@ def _resume(
     settings = load_settings()
     with held_run(path):
         machine = probe_machine(early_probe.take())
-        prepared, record = prepare_resumed(settings, run, machine, micro_batch_size=micro_batch_size)
+        prepared, record = prepare_resumed(
+            settings, run, machine, micro_batch_size=micro_batch_size, moved=moved
+        )
         put_beside(path, prepared)
         show_prepared(prepared, is_quiet=is_quiet)
         if rows:

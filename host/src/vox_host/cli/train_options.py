@@ -140,8 +140,9 @@ def refuse_with_resume(*groups: Any) -> None:
         "--" + field.name.replace("_", "-")
         for group in groups
         for field in fields(group)
-        # How many rows run at once may be another on another day: it changes no bit.
-        if field.name != "micro_batch_size" and getattr(group, field.name) not in (None, False)
+        # How many rows run at once may be another on another day, and so may where they lie: no bit changes.
+        if field.name not in ("micro_batch_size", "data", "holdout")
+        and getattr(group, field.name) not in (None, False)
     ]
     if given:
         raise UsageError(
