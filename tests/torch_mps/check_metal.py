@@ -31,10 +31,11 @@ sys.path.insert(0, str(ROOT / "host/src"))
 
 from gpu.check_lane import Checks, operators, quick_vectors, run_scenario, same_answers  # noqa: E402
 from gpu.shape_model import write_shape  # noqa: E402
+from gpu.training_checks import training_operators, training_run, training_vectors  # noqa: E402
 from lanes.tiny_models import BY_FAMILY, write_model  # noqa: E402
-from mens_core.conformance.cases_training import training_test  # noqa: E402
 from mens_core.numerics import NUMERICS_VERSION  # noqa: E402
 from mens_core.ops import Ops  # noqa: E402
+from mens_core.training_ops import TrainingOps  # noqa: E402
 from mens_torch_mps.start import Started, start  # noqa: E402
 from vox_host.hardware.apple import describe_mac  # noqa: E402
 from vox_host.hardware.system import System  # noqa: E402
@@ -136,6 +137,7 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
     from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
     from mens_cpu_ref.reference_lane import ReferenceOps
+    from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
     from mens_torch_mps.plugin import backend_on
 
     library = load_library()
@@ -144,10 +146,11 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
     def make_cpu() -> Ops:
         return CpuOps(library.kernels)
 
-    def training_vectors() -> str:
-        result = training_test(lambda: started.training_lane(started.lane()))
-        assert not result.failed and result.cases, f"{len(result.failed)} of {result.cases}: {result.failed}"
-        return f"{result.cases} cases, vectors {result.vectors_digest[:16]}"
+    def make_training() -> TrainingOps:
+        return started.training_lane(started.lane())
+
+    def make_cpu_training() -> TrainingOps:
+        return CpuTrainingOps(library)
 
     def same_model(path: Path, vocabulary: int, long: int) -> str:
         metal, cpu = (run_scenario(path, ops, vocabulary, long) for ops in (started.lane(), make_cpu()))
@@ -158,10 +161,15 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
         return f"{len(cpu)} steps, the last with logits {cpu[-1][1]}"
 
     checks.run("quick vectors", lambda: quick_vectors(started))  # type: ignore[arg-type]
-    checks.run("training vectors", training_vectors)
     checks.run("operators", lambda: operators(started, ReferenceOps))  # type: ignore[arg-type]
+    checks.run("training vectors", lambda: training_vectors(make_training))
+    checks.run("training operators", lambda: training_operators(make_training, ReferenceTrainingOps))
     for family, config in BY_FAMILY.items():
         path = write_model(folder / family, config)
+        checks.run(
+            f"training of tiny {family}",
+            lambda path=path: training_run(path, make_training, make_cpu_training),
+        )
         for long in (300, 120):
             checks.run(
                 f"tiny {family}, prompt of {long}", lambda path=path, long=long: same_model(path, 97, long)

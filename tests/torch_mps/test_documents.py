@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu.check_lane import OPERATORS
+from gpu.training_checks import training_run
+from grid_shim.check import ALL, SERVING
+from mens_core.conformance.suite import cases_of
+from torch_mps import check_metal
 from torch_mps.check_metal import NotedChecks, certificate, file_name
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +43,34 @@ def test_nothing_is_certified_that_was_not_run_on_a_gpu():
     assert not [facts for facts in found if facts["execution"] or facts["verdict"] == "partial"]
     says_none = "**There is none so far.**" in (CERTIFICATES / "README.md").read_text()
     assert says_none == (not found), "the page says whether there are certificates"
+
+
+def test_the_script_runs_what_the_documents_say(started, library, tmp_path, monkeypatch):
+    """All names, and of them one step of training: the others are minutes on a CPU."""
+    monkeypatch.setattr("sys.path", sys.path[:])
+    asked = []
+
+    class Listed(NotedChecks):
+        def run(self, name, check):
+            asked.append(name)
+            super().run(name, check)
+
+    def one_step(*lanes):
+        return training_run(*lanes, steps=1, lengths=(2, 9))
+
+    monkeypatch.setattr(check_metal, "training_run", one_step)
+    checks = Listed(["training of tiny qwen3"])
+    check_metal.run_all(checks, started(), tmp_path, layers=0)
+    assert (checks.passed, checks.failed) == (1, 0)
+    assert asked[:4] == ["quick vectors", "operators", "training vectors", "training operators"]
+    assert {f"training of tiny {family}" for family in ("qwen3", "gemma3")} <= set(asked)
+
+
+def test_the_documented_count_of_a_certificate_s_cases_is_true():
+    suite = cases_of("operators")
+    assert sum(name.removeprefix("suite/") in suite for name in OPERATORS) >= len(suite) > 80
+    count = len(OPERATORS) + len(ALL) - len(SERVING)
+    assert f"every operator on {count} cases, training included" in (ROOT / "docs/numerics.md").read_text()
 
 
 def test_the_workflow_says_that_it_never_ran():
