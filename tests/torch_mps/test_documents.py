@@ -14,6 +14,7 @@ from gpu.check_lane import OPERATORS
 from gpu.training_checks import training_run
 from grid_shim.check import ALL, SERVING
 from mens_core.conformance.suite import cases_of
+from metal_shim.stand_in import LABEL
 from torch_mps import check_metal
 from torch_mps.check_metal import NotedChecks, certificate, file_name
 
@@ -38,9 +39,40 @@ def test_the_documented_count_of_the_lane_s_own_lines_is_true():
     assert row in (ROOT / "docs/architecture.md").read_text()
 
 
+def unfit(text):
+    """Why a file may not stand among the certificates; None: it may."""
+    facts = json.loads(text)
+    if facts.get("certificate") != 1 or "verdict" not in facts:
+        return "no certificate"
+    if facts["verdict"] == "partial":
+        return "of a part"
+    # A label by its field, or inside a lane's name, its facts, or a device's.
+    labels = ("executed on", "in a gpu's place")
+    if facts.get("execution") or any(label in text.lower() for label in labels):
+        return "run elsewhere"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"certificate": None}, "no certificate"),
+        ({"verdict": "partial"}, "of a part"),
+        ({"execution": LABEL}, "run elsewhere"),
+        ({"sides": [{"lane": f"metal ({LABEL})"}]}, "run elsewhere"),
+        ({"observation": {"sides": {"a": {"load": {"lane": {"execution": LABEL}}}}}}, "run elsewhere"),
+        ({"lane": {"device": "the CPU in a GPU's place"}}, "run elsewhere"),
+    ],
+)
+def test_what_may_not_be_committed_is_told_whatever_its_kind(changed, why):
+    """`make test-metal`'s kind says it in a field of its own, `vox-host parity`'s in its sides."""
+    assert unfit(json.dumps({"certificate": 1, "verdict": "bitwise", "execution": "", **changed})) == why
+
+
 def test_nothing_is_certified_that_was_not_run_on_a_gpu():
-    found = [json.loads(path.read_text()) for path in CERTIFICATES.glob("metal-*.json")]
-    assert not [facts for facts in found if facts["execution"] or facts["verdict"] == "partial"]
+    found = {path.name: path.read_text() for path in sorted(CERTIFICATES.rglob("*.json"))}
+    assert {name: why for name, text in found.items() if (why := unfit(text))} == {}
     says_none = "**There is none so far.**" in (CERTIFICATES / "README.md").read_text()
     assert says_none == (not found), "the page says whether there are certificates"
 
