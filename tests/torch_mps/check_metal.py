@@ -4,7 +4,8 @@
 
 Needs a Mac with an Apple chip, macOS 15 or newer, Python 3.11 to 3.13 for arm64 with torch, numpy, pydantic
 and safetensors, and what the CPU lane is built with (cmake, a C++ compiler). One line per check. Exit status:
-0 all passed, or there is no GPU that will do and this says why; 1 a check failed. `--on-cpu` plays the GPU on
+0 all passed, or there is no GPU that will do and this says why; 1 a check failed; 2 the environment is not
+fit: this Python lacks something, or a variable would change what runs. `--on-cpu` plays the GPU on
 the CPU: it tries this script, and its certificate says so.
 """
 
@@ -24,9 +25,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.sources import ROOT, describe_distributions, use_sources
+from gpu.sources import ROOT, describe_distributions, refuse_bare_python, use_sources
+
+NOTHING = "no check of the Metal lane was run, and no certificate was written"
 
 use_sources()
+if __name__ == "__main__":
+    # Before what this machine's Python may lack: elsewhere nothing need be installed to hear that.
+    if platform.system() != "Darwin" and "--on-cpu" not in sys.argv:
+        print(
+            f"SKIPPED: the lane needs macOS, and this is {platform.system()}; the Metal lane was not "
+            f"started. Use the CPU lane, or the CUDA lane on an NVIDIA GPU.\n{NOTHING}"
+        )
+        raise SystemExit(0)
+    refuse_bare_python("metal", also=("packaging",))
 sys.path.insert(0, str(ROOT / "host/src"))
 
 from gpu.check_lane import Checks, operators, quick_vectors, run_scenario, same_answers  # noqa: E402
@@ -107,11 +119,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as nothing:
             started = _on_cpu() if given.on_cpu else start({**os.environ, "XDG_CACHE_HOME": nothing})
     except BackendError as problem:
-        print(
-            f"SKIPPED: {problem.error.message}. {problem.error.remedy}\n"
-            "no check of the Metal lane was run, and no certificate was written"
-        )
-        return 0
+        # A variable is the caller's doing, not this machine's.
+        is_refused = problem.error.code == "environment-refused"
+        said = "REFUSED" if is_refused else "SKIPPED"
+        print(f"{said}: {problem.error.message}. {problem.error.remedy}\n{NOTHING}")
+        return 2 if is_refused else 0
     built = subprocess.run([sys.executable, ROOT / "plugins/mens-cpu-ref/build_native.py"], check=False)
     if built.returncode != 0:
         print("FAILED the CPU lane could not be built; nothing was compared")

@@ -127,6 +127,54 @@ def test_make_test_metal_says_that_it_ran_nothing():
     assert set(CERTIFICATES.iterdir()) == before
 
 
+BARE = [sys.executable, "-S"]
+"""This Python without what is installed for it."""
+
+
+@pytest.mark.parametrize(
+    ("script", "lane", "lacks"),
+    [
+        ("torch_mps/check_metal.py", "metal", "torch, numpy, pydantic, safetensors, packaging"),
+        *(
+            (f"gpu/{name}.py", "cuda", "torch, numpy, pydantic, safetensors")
+            for name in ("check_lane", "check_ranks", "check_fast")
+        ),
+    ],
+)
+def test_a_bare_python_is_told_what_it_lacks(script, lane, lacks):
+    arguments = ["--on-cpu"] if lane == "metal" else []
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*BARE, ROOT / "tests" / script, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"lacks {lacks}; nothing was checked" in done.stderr
+    assert f"make test-{lane} {lane.upper()}_PYTHON=PATH" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it is what the Python lacks that counts")
+def test_elsewhere_a_bare_python_hears_first_that_this_needs_macos():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = ROOT / "tests/torch_mps/check_metal.py"
+    done = subprocess.run([*BARE, script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("SKIPPED: the lane needs macOS, and this is Linux")
+    assert check_metal.NOTHING in done.stdout
+
+
+def test_a_refused_variable_is_no_success(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["check_metal.py"])
+    monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "1")
+    assert check_metal.main() == 2
+    said = capsys.readouterr().out
+    assert said.startswith("REFUSED: PYTORCH_MPS_FAST_MATH=1") and check_metal.NOTHING in said
+
+
 def test_a_certificate_says_what_ran_where(started):
     ready = started()
     for only, fails, verdict in (([], False, "bitwise"), ([], True, "failed"), (["first"], False, "partial")):
