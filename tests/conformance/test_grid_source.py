@@ -178,5 +178,57 @@ def test_the_documented_count_of_lines_per_target_is_true():
     )
 
 
+_BRANCH = re.compile(r"#\s*(?:el)?if defined\(VOX_ISA_(AVX512|AVX2|NEON)\b(.*)")
+
+
+def isa_lines(path):
+    """Lines of code that one instruction set alone has, by its name; what both of x86 have is neither's."""
+    counts = {"AVX512": 0, "AVX2": 0, "NEON": 0}
+    opened = []  # of each #if that is open: whose branch this is
+    for line in map(str.strip, path.read_text().splitlines()):
+        if line.startswith(("#if", "#elif", "#else", "#endif")):
+            found = _BRANCH.match(line)
+            of = None if found is None or "AVX" in found[2] else found[1]
+            if line.startswith("#if"):
+                opened.append([of, of is not None])
+            elif line.startswith("#endif"):
+                opened.pop()
+            else:
+                # Behind branches of x86's stands NEON's, behind NEON's what both of x86 have.
+                after = "NEON" if opened[-1][1] and opened[-1][0] != "NEON" else None
+                opened[-1][0] = of if line.startswith("#elif") else after
+        elif opened and line and not line.startswith(("//", "#")):
+            innermost = next((of for of, _ in reversed(opened) if of is not None), None)
+            if innermost is not None:
+                counts[innermost] += 1
+    return counts
+
+
+def test_the_documented_count_of_lines_per_instruction_set_is_true():
+    per_file = {path.name: isa_lines(path) for path in KERNELS.glob("*.h")}
+    own = sorted(name for name, counts in per_file.items() if any(counts.values()))
+    total = [sum(counts[isa] for counts in per_file.values()) for isa in ("AVX512", "AVX2", "NEON")]
+    files = ", ".join(
+        f"`{name}`" for name in sorted(own, key=("simd.h", "quant_simd.h", "dropout.h", "transpose.h").index)
+    )
+    row = f"| AVX-512, AVX2, NEON | {', '.join(map(str, total))} | {files}: "
+    assert row in (KERNELS.parents[4] / "docs/architecture.md").read_text(), row
+
+
+def test_the_documented_count_of_the_cuda_lane_s_own_lines_is_true():
+    folder = KERNELS.parents[4] / "plugins/mens-torch-cuda/src/mens_torch_cuda/kernels"
+    counts = {path.stem: code_lines(path.read_text().splitlines()) for path in folder.glob("*.h")}
+    products = ("packed", "super", "tiles", "row_tiles", "broad", "thin")
+    attention = ("attend", "attend_rows", "pairs")
+    between = ("step", "rows", "heads")
+    assert sorted(counts) == sorted((*products, *attention, *between))
+    said = [sum(counts[name] for name in group) for group in (products, attention, between)]
+    row = (
+        f"| CUDA, for speed | {sum(counts.values()):,} | `mens_torch_cuda/kernels`: {said[0]:,} of products, "
+        f"{said[1]:,} of attention, {said[2]:,} that join what stands before, between and behind them |"
+    )
+    assert row in (KERNELS.parents[4] / "docs/architecture.md").read_text(), row
+
+
 def code_lines(lines):
     return sum(1 for line in lines if line.strip() and not line.lstrip().startswith("//"))

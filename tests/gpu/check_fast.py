@@ -16,9 +16,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.sources import use_sources
+from gpu.sources import refuse_bare_python, use_sources
 
 use_sources()
+if __name__ == "__main__":
+    refuse_bare_python("cuda")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -24,9 +24,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.sources import ROOT, describe_distributions, use_sources
+from gpu.sources import ROOT, describe_distributions, refuse_bare_python, use_sources
 
 use_sources()
+if __name__ == "__main__":
+    refuse_bare_python("cuda")
 
 import numpy as np  # noqa: E402
 
@@ -35,8 +37,8 @@ from gpu.training_checks import training_operators, training_run, training_vecto
 from grid_shim.shapes import SHAPES  # noqa: E402
 from lanes.batches import Sequences  # noqa: E402
 from lanes.tiny_models import BY_FAMILY, open_model, write_model  # noqa: E402
-from mens_core.conformance.cases import CASES  # noqa: E402
 from mens_core.conformance.quick import self_test  # noqa: E402
+from mens_core.conformance.suite import cases_of  # noqa: E402
 from mens_core.ops import Batch, Ops  # noqa: E402
 from mens_torch_cuda.gpu import find_gpu  # noqa: E402
 from mens_torch_cuda.start import Started, start  # noqa: E402
@@ -79,6 +81,10 @@ def digest_of(arrays: Sequence[Any]) -> str:
 # --- operators ---------------------------------------------------------------------------------------
 
 
+# Some names are in both.
+OPERATORS = {**{f"suite/{name}": case for name, case in cases_of("operators").items()}, **SHAPES}
+
+
 def quick_vectors(started: Started) -> str:
     result = self_test(started.lane)
     assert not result.failed and result.cases, f"{len(result.failed)} of {result.cases}: {result.failed}"
@@ -88,13 +94,12 @@ def quick_vectors(started: Started) -> str:
 def operators(started: Started, make_reference: Callable[[], Ops]) -> str:
     """Every case and shape, arrays and faults, beside the scalar reference."""
     differing = []
-    every = {**CASES, **SHAPES}
-    for name, case in every.items():
+    for name, case in OPERATORS.items():
         found, expected = (_outcome(case, ops) for ops in (started.lane(), make_reference()))
         if found != expected:
             differing.append(name)
-    assert not differing, f"{len(differing)} of {len(every)} differ: {differing[:20]}"
-    return f"{len(every)} cases, outputs and faults equal the scalar reference's"
+    assert not differing, f"{len(differing)} of {len(OPERATORS)} differ: {differing[:20]}"
+    return f"{len(OPERATORS)} cases, outputs and faults equal the scalar reference's"
 
 
 def _outcome(case: Any, ops: Ops) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grid_shim.check import ALL, SERVING, apart
@@ -34,14 +34,19 @@ def training_operators(make_lane: MakeLane, make_reference: MakeLane) -> str:
     return f"{len(names)} cases, outputs and faults equal the scalar reference's"
 
 
-def training_run(path: Path, make_lane: MakeLane, make_cpu: MakeLane, *, steps: int = 3) -> str:
+def training_run(
+    path: Path,
+    make_lane: MakeLane,
+    make_cpu: MakeLane,
+    *,
+    steps: int = 3,
+    lengths: Sequence[int] = (2, 9, 140, 5, 300),
+) -> str:
     """Steps with dropout and clipping: losses, norms and the adapter's digest after each."""
 
     def run(ops: TrainingOps) -> list[StepOutcome]:
         trainer = Trainer(open_model(path, ops).model, ops, a_config(dropout=0.25, max_gradient_norm=0.5))
-        return [
-            finish(trainer.train_step(read(some_examples((2, 9, 140, 5, 300), seed=i)))) for i in range(steps)
-        ]
+        return [finish(trainer.train_step(read(some_examples(lengths, seed=i)))) for i in range(steps)]
 
     found, expected = run(make_lane()), run(make_cpu())
     for number, (a, b) in enumerate(zip(found, expected, strict=True)):

@@ -4,7 +4,8 @@
 
 Needs a Mac with an Apple chip, macOS 15 or newer, Python 3.11 to 3.13 for arm64 with torch, numpy, pydantic
 and safetensors, and what the CPU lane is built with (cmake, a C++ compiler). One line per check. Exit status:
-0 all passed, or there is no GPU that will do and this says why; 1 a check failed. `--on-cpu` plays the GPU on
+0 all passed, or there is no GPU that will do and this says why; 1 a check failed; 2 the environment is not
+fit: this Python lacks something, or a variable would change what runs. `--on-cpu` plays the GPU on
 the CPU: it tries this script, and its certificate says so.
 """
 
@@ -24,17 +25,29 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.sources import ROOT, describe_distributions, use_sources
+from gpu.sources import ROOT, describe_distributions, refuse_bare_python, use_sources
+
+NOTHING = "no check of the Metal lane was run, and no certificate was written"
 
 use_sources()
+if __name__ == "__main__":
+    # Before what this machine's Python may lack: elsewhere nothing need be installed to hear that.
+    if platform.system() != "Darwin" and "--on-cpu" not in sys.argv:
+        print(
+            f"SKIPPED: the lane needs macOS, and this is {platform.system()}; the Metal lane was not "
+            f"started. Use the CPU lane, or the CUDA lane on an NVIDIA GPU.\n{NOTHING}"
+        )
+        raise SystemExit(0)
+    refuse_bare_python("metal", also=("packaging",))
 sys.path.insert(0, str(ROOT / "host/src"))
 
 from gpu.check_lane import Checks, operators, quick_vectors, run_scenario, same_answers  # noqa: E402
 from gpu.shape_model import write_shape  # noqa: E402
+from gpu.training_checks import training_operators, training_run, training_vectors  # noqa: E402
 from lanes.tiny_models import BY_FAMILY, write_model  # noqa: E402
-from mens_core.conformance.cases_training import training_test  # noqa: E402
 from mens_core.numerics import NUMERICS_VERSION  # noqa: E402
 from mens_core.ops import Ops  # noqa: E402
+from mens_core.training_ops import TrainingOps  # noqa: E402
 from mens_torch_mps.start import Started, start  # noqa: E402
 from vox_host.hardware.apple import describe_mac  # noqa: E402
 from vox_host.hardware.system import System  # noqa: E402
@@ -106,11 +119,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as nothing:
             started = _on_cpu() if given.on_cpu else start({**os.environ, "XDG_CACHE_HOME": nothing})
     except BackendError as problem:
-        print(
-            f"SKIPPED: {problem.error.message}. {problem.error.remedy}\n"
-            "no check of the Metal lane was run, and no certificate was written"
-        )
-        return 0
+        # A variable is the caller's doing, not this machine's.
+        is_refused = problem.error.code == "environment-refused"
+        said = "REFUSED" if is_refused else "SKIPPED"
+        print(f"{said}: {problem.error.message}. {problem.error.remedy}\n{NOTHING}")
+        return 2 if is_refused else 0
     built = subprocess.run([sys.executable, ROOT / "plugins/mens-cpu-ref/build_native.py"], check=False)
     if built.returncode != 0:
         print("FAILED the CPU lane could not be built; nothing was compared")
@@ -136,6 +149,7 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
     from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
     from mens_cpu_ref.reference_lane import ReferenceOps
+    from mens_cpu_ref.training_lane import CpuTrainingOps, ReferenceTrainingOps
     from mens_torch_mps.plugin import backend_on
 
     library = load_library()
@@ -144,10 +158,11 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
     def make_cpu() -> Ops:
         return CpuOps(library.kernels)
 
-    def training_vectors() -> str:
-        result = training_test(lambda: started.training_lane(started.lane()))
-        assert not result.failed and result.cases, f"{len(result.failed)} of {result.cases}: {result.failed}"
-        return f"{result.cases} cases, vectors {result.vectors_digest[:16]}"
+    def make_training() -> TrainingOps:
+        return started.training_lane(started.lane())
+
+    def make_cpu_training() -> TrainingOps:
+        return CpuTrainingOps(library)
 
     def same_model(path: Path, vocabulary: int, long: int) -> str:
         metal, cpu = (run_scenario(path, ops, vocabulary, long) for ops in (started.lane(), make_cpu()))
@@ -158,10 +173,15 @@ def run_all(checks: NotedChecks, started: Started, folder: Path, layers: int) ->
         return f"{len(cpu)} steps, the last with logits {cpu[-1][1]}"
 
     checks.run("quick vectors", lambda: quick_vectors(started))  # type: ignore[arg-type]
-    checks.run("training vectors", training_vectors)
     checks.run("operators", lambda: operators(started, ReferenceOps))  # type: ignore[arg-type]
+    checks.run("training vectors", lambda: training_vectors(make_training))
+    checks.run("training operators", lambda: training_operators(make_training, ReferenceTrainingOps))
     for family, config in BY_FAMILY.items():
         path = write_model(folder / family, config)
+        checks.run(
+            f"training of tiny {family}",
+            lambda path=path: training_run(path, make_training, make_cpu_training),
+        )
         for long in (300, 120):
             checks.run(
                 f"tiny {family}, prompt of {long}", lambda path=path, long=long: same_model(path, 97, long)

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gpu.check_lane import OPERATORS
+from gpu.training_checks import training_run
+from grid_shim.check import ALL, SERVING
+from mens_core.conformance.suite import cases_of
+from metal_shim.stand_in import LABEL
+from torch_mps import check_metal
 from torch_mps.check_metal import NotedChecks, certificate, file_name
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +39,70 @@ def test_the_documented_count_of_the_lane_s_own_lines_is_true():
     assert row in (ROOT / "docs/architecture.md").read_text()
 
 
+def unfit(text):
+    """Why a file may not stand among the certificates; None: it may."""
+    facts = json.loads(text)
+    if facts.get("certificate") != 1 or "verdict" not in facts:
+        return "no certificate"
+    if facts["verdict"] == "partial":
+        return "of a part"
+    # A label by its field, or inside a lane's name, its facts, or a device's.
+    labels = ("executed on", "in a gpu's place")
+    if facts.get("execution") or any(label in text.lower() for label in labels):
+        return "run elsewhere"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"certificate": None}, "no certificate"),
+        ({"verdict": "partial"}, "of a part"),
+        ({"execution": LABEL}, "run elsewhere"),
+        ({"sides": [{"lane": f"metal ({LABEL})"}]}, "run elsewhere"),
+        ({"observation": {"sides": {"a": {"load": {"lane": {"execution": LABEL}}}}}}, "run elsewhere"),
+        ({"lane": {"device": "the CPU in a GPU's place"}}, "run elsewhere"),
+    ],
+)
+def test_what_may_not_be_committed_is_told_whatever_its_kind(changed, why):
+    """`make test-metal`'s kind says it in a field of its own, `vox-host parity`'s in its sides."""
+    assert unfit(json.dumps({"certificate": 1, "verdict": "bitwise", "execution": "", **changed})) == why
+
+
 def test_nothing_is_certified_that_was_not_run_on_a_gpu():
-    found = [json.loads(path.read_text()) for path in CERTIFICATES.glob("metal-*.json")]
-    assert not [facts for facts in found if facts["execution"] or facts["verdict"] == "partial"]
+    found = {path.name: path.read_text() for path in sorted(CERTIFICATES.rglob("*.json"))}
+    assert {name: why for name, text in found.items() if (why := unfit(text))} == {}
     says_none = "**There is none so far.**" in (CERTIFICATES / "README.md").read_text()
     assert says_none == (not found), "the page says whether there are certificates"
+
+
+def test_the_script_runs_what_the_documents_say(started, library, tmp_path, monkeypatch):
+    """All names, and of them one step of training: the others are minutes on a CPU."""
+    monkeypatch.setattr("sys.path", sys.path[:])
+    asked = []
+
+    class Listed(NotedChecks):
+        def run(self, name, check):
+            asked.append(name)
+            super().run(name, check)
+
+    def one_step(*lanes):
+        return training_run(*lanes, steps=1, lengths=(2, 9))
+
+    monkeypatch.setattr(check_metal, "training_run", one_step)
+    checks = Listed(["training of tiny qwen3"])
+    check_metal.run_all(checks, started(), tmp_path, layers=0)
+    assert (checks.passed, checks.failed) == (1, 0)
+    assert asked[:4] == ["quick vectors", "operators", "training vectors", "training operators"]
+    assert {f"training of tiny {family}" for family in ("qwen3", "gemma3")} <= set(asked)
+
+
+def test_the_documented_count_of_a_certificate_s_cases_is_true():
+    suite = cases_of("operators")
+    assert sum(name.removeprefix("suite/") in suite for name in OPERATORS) >= len(suite) > 80
+    count = len(OPERATORS) + len(ALL) - len(SERVING)
+    assert f"every operator on {count} cases, training included" in (ROOT / "docs/numerics.md").read_text()
 
 
 def test_the_workflow_says_that_it_never_ran():
@@ -60,6 +125,54 @@ def test_make_test_metal_says_that_it_ran_nothing():
     assert done.stdout.startswith("SKIPPED: the lane needs macOS, and this is Linux")
     assert "no check of the Metal lane was run, and no certificate was written" in done.stdout
     assert set(CERTIFICATES.iterdir()) == before
+
+
+BARE = [sys.executable, "-S"]
+"""This Python without what is installed for it."""
+
+
+@pytest.mark.parametrize(
+    ("script", "lane", "lacks"),
+    [
+        ("torch_mps/check_metal.py", "metal", "torch, numpy, pydantic, safetensors, packaging"),
+        *(
+            (f"gpu/{name}.py", "cuda", "torch, numpy, pydantic, safetensors")
+            for name in ("check_lane", "check_ranks", "check_fast")
+        ),
+    ],
+)
+def test_a_bare_python_is_told_what_it_lacks(script, lane, lacks):
+    arguments = ["--on-cpu"] if lane == "metal" else []
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*BARE, ROOT / "tests" / script, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"lacks {lacks}; nothing was checked" in done.stderr
+    assert f"make test-{lane} {lane.upper()}_PYTHON=PATH" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it is what the Python lacks that counts")
+def test_elsewhere_a_bare_python_hears_first_that_this_needs_macos():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = ROOT / "tests/torch_mps/check_metal.py"
+    done = subprocess.run([*BARE, script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("SKIPPED: the lane needs macOS, and this is Linux")
+    assert check_metal.NOTHING in done.stdout
+
+
+def test_a_refused_variable_is_no_success(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["check_metal.py"])
+    monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "1")
+    assert check_metal.main() == 2
+    said = capsys.readouterr().out
+    assert said.startswith("REFUSED: PYTORCH_MPS_FAST_MATH=1") and check_metal.NOTHING in said
 
 
 def test_a_certificate_says_what_ran_where(started):
