@@ -104,3 +104,18 @@ def test_readme_has_no_command_that_is_not_tried():
     tried = {"train", "serve", "merge", "export"}
     named = set(re.findall(r"^\.venv/bin/vox-host (\S+)", code_blocks(), re.MULTILINE))
     assert named == tried | {"plugin", "parity"}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone: there is nothing that git would show")
+def test_what_the_commands_leave_in_a_clone_git_passes_over():
+    left = [
+        words[words.index("--out") + 1]
+        for name in ("train", "export")
+        for words in commands(name)
+        if "--out" in words
+    ]
+    assert len(left) == 2
+    for path in left:
+        # As a folder with something in it, which is not there here.
+        done = subprocess.run(["git", "check-ignore", "-q", f"{path}/file"], cwd=ROOT, check=False)
+        assert done.returncode == 0, path

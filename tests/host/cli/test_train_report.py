@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from vox_host.cli.train_report import LineReport, Speed, duration
+import pytest
+from rich.console import Console
+
+from vox_host.cli.train_report import LineReport, Speed, TerminalReport, duration
 from vox_host.cli.train_texts import print_end
 from vox_host.runs.layout import RunDirectory
 from vox_host.training.drive import StepSeen
-from vox_plugin_api.train_messages import TrainStepResult
+from vox_host.training.pace import Course
+from vox_plugin_api.train_messages import TrainBeginResult, TrainStepResult
 
 
 def seen(step: int, *, tokens: int = 100, seconds: float = 0.5) -> StepSeen:
@@ -52,3 +56,18 @@ def test_a_run_that_was_finished_says_so_and_not_that_it_trained(tmp_path, capsy
     assert "was finished before: 4 steps trained; nothing is left to do" in said and " in 0 s" not in said
     print_end(RunDirectory(tmp_path / "run"), {**facts, "tokens_per_s": 9.5})
     assert "trained 4 steps in 0 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 50, 71, 72, 120])
+def test_the_time_that_is_left_is_shown_however_narrow_the_terminal(width):
+    said = io.StringIO()
+    report = TerminalReport(10_000, Console(file=said, width=width, force_terminal=True))
+    begun = TrainBeginResult(
+        step=0, matrices=["layers.0.mlp.up_proj"], parameters=8, adapter_digest="ab" * 32
+    )
+    report.begun(begun, Course())
+    report.stepped(seen(1, tokens=100_000))
+    report.close()
+    shown = said.getvalue()
+    assert "step 1/10000" in shown and "loss 1.5000" in shown and "-:--:--" in shown
+    assert "…" not in shown

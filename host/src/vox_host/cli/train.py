@@ -95,7 +95,13 @@ def train(
         typer.Option("--dry-run", help="Check everything, load the model, and stop before the first step."),
     ] = False,
     preview_rows: Annotated[
-        int, typer.Option("--preview", min=0, help="Show this many rows as the model sees them, and stop.")
+        int,
+        typer.Option(
+            "--preview",
+            min=0,
+            help="Show this many rows as the model sees them, and stop. Starts no plugin, though one that "
+            "trains has to be installed.",
+        ),
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:

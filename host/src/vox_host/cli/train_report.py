@@ -20,6 +20,8 @@ __all__ = ["LineReport", "Speed", "TerminalReport", "make_report"]
 
 _EVERY_S = 5.0
 _RECENT = 20
+_WIDE = 72
+"""Columns below which a bar and a rate would leave no room for the time that is left."""
 
 
 class Speed:
@@ -87,14 +89,23 @@ class LineReport:
 class TerminalReport(LineReport):
     """A bar with the live loss, below the lines that stay."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, console: Console | None = None) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            console: where; None: this process's stderr.
+        """
         super().__init__(steps)
+        console = console or Console(stderr=True)
+        is_wide = console.width >= _WIDE
+        bar = (BarColumn(),) if is_wide else ()
+        rate = "  {task.fields[rate]} tokens/s" if is_wide else ""
         self._progress = Progress(
             TextColumn("  step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"),
+            *bar,
+            TextColumn("loss {task.fields[loss]}" + rate),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
         )
         self._task: TaskID | None = None

@@ -110,6 +110,10 @@ BAD = [
     (chat(USER, answer(), tools=[{"function": {}}]), "tools[0].function.name: must be non-empty text"),
     (chat(USER, answer(), tools=TOOLS * 2), 'tools[1].function.name: "f" is there twice'),
     (
+        chat(USER, answer("", tool_calls=[{"function": {"name": "f"}}]), tools=[]),
+        'messages[1].tool_calls[0].function.name: "f" is not among the tools of this row',
+    ),
+    (
         chat(USER, answer("", tool_calls=[{"function": {"name": "g"}}]), tools=TOOLS),
         'messages[1].tool_calls[0].function.name: "g" is not among the tools of this row',
     ),

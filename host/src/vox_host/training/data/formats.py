@@ -175,7 +175,8 @@ def _conversation(messages: object, tools: object) -> Conversation:
         raise RowError(str(error)) from None
     assert isinstance(messages, list)
     offered = _tools(tools)
-    names = None if offered is None else {tool["function"]["name"] for tool in offered}
+    # A row that says nothing of tools may call any; one that offers none may call none.
+    names = None if tools is None else {tool["function"]["name"] for tool in offered or ()}
     for index, message in enumerate(parsed):
         if message["role"] == "assistant":
             if not message["content"].strip() and not message.get("tool_calls"):
