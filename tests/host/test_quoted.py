@@ -15,7 +15,7 @@ from vox_host.runs.layout import RunDirectory
 
 SOURCE = Path(vox_host.__file__).parent
 COMMAND = re.compile(r"vox-host [a-z]+(?: [a-z]+)?(?: --[a-z-]+)* \{([^{}]+)\}")
-PATHS = re.compile(r"(?:.*[._])?(?:path|out|run|inside)(?:\.parent|\[0\])?")
+PATHS = re.compile(r"(?:.*[._])?(?:path|out|run|inside|folder)(?:\.parent|\[0\])?")
 """As values are called that are paths; names of models and plugins need no quotes."""
 
 
