@@ -74,6 +74,15 @@ def test_a_changed_manifest_is_caught_by_its_own_digest(run: RunDirectory) -> No
     assert {"expected", "found"} <= dict(error.facts).keys()
 
 
+def test_a_manifest_of_before_run_digests_keeps_its_own_digest(run: RunDirectory) -> None:
+    text = run.adapter_manifest.read_text()
+    assert "run_digest" not in text
+    manifest = parse_manifest(text.encode(), run.adapter_manifest)
+    assert manifest.run_digest is None and manifest_text(manifest) == text
+    bound = manifest_text(manifest.model_copy(update={"run_digest": "ab" * 32}))
+    assert parse_manifest(bound.encode(), run.adapter_manifest).run_digest == "ab" * 32
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "vox-host adapter", "version": 3}', "\udcff"])
 def test_a_damaged_manifest_is_an_integrity_error(run: RunDirectory, text: str) -> None:
     run.adapter_manifest.write_bytes(text.encode("utf-8", "surrogateescape"))
