@@ -2,7 +2,7 @@
 
     python -m metal_shim.installed HOME
 
-makes a home with it, for `VOX_HOME=HOME vox-host plugin check mens-torch-mps`.
+makes a home with it, for `VOX_HOME=HOME vox-host plugin check mens-torch-mps` (docs/certificates/README.md).
 """
 
 from __future__ import annotations
@@ -56,4 +56,8 @@ def install_on_cpu(home: Path, manifest: str | None = None) -> InstalledLane:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m metal_shim.installed HOME; nothing was installed")
+    if (Path(sys.argv[1]) / "plugins").exists():
+        sys.exit(f"{sys.argv[1]} has plugins already; nothing was installed. Name a new folder.")
     install_on_cpu(Path(sys.argv[1]).absolute())

@@ -85,7 +85,7 @@ class CpuStandIn:
     Args:
         simd: threads of a SIMD group, as the kernels see them.
         told_simd: what the kernel objects say of it, where that is something else: a planted mistake.
-        flush: whether subnormals are flushed, as Apple's GPUs do.
+        flush: whether subnormals are flushed, as others measured on Apple's GPUs (docs/numerics.md, 16).
         order, at_end: see `grid_shim.device.ShimDevice`.
         matrices: the number of the order in which SIMD-group matrices add (grid_shim/matrices.cpp); None:
             the compiler knows no such matrices.

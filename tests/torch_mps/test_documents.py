@@ -167,6 +167,45 @@ def test_elsewhere_a_bare_python_hears_first_that_this_needs_macos():
     assert check_metal.NOTHING in done.stdout
 
 
+def test_the_documented_way_without_a_mac_works_as_written(tmp_path):
+    """The page's own line, with this Python for the one that `make` sets up."""
+    home = tmp_path / "home"
+    page = (CERTIFICATES / "README.md").read_text()
+    (line,) = [line.strip() for line in page.splitlines() if "-m metal_shim.installed" in line]
+    path, python, *command = line.split()
+    assert (python, command[-1]) == (".venv/bin/python", "/tmp/metal-home")
+    # What `make` installs into .venv comes from this clone here.
+    path = f"{path.removeprefix('PYTHONPATH=')}:plugin-api/src:host/src"
+
+    def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": path, "VOX_HOME": str(home)}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    made = run(*command[:-1], home)
+    assert made.returncode == 0, made.stderr
+    assert f"metal ({LABEL})" in run("-m", "vox_host", "plugin", "list").stdout
+    again = run(*command[:-1], home)
+    assert (again.returncode, len(again.stderr.splitlines())) == (1, 1)
+    assert f"VOX_HOME={command[-1]} .venv/bin/vox-host plugin check mens-torch-mps" in page
+
+
+def test_nothing_that_the_lane_says_claims_equality_on_apple_s_gpus():
+    """Not before a certificate does; a remedy may say what the CPU lane has."""
+    sources = sorted((ROOT / "plugins/mens-torch-mps/src").rglob("*.py"))
+    claims = [path.name for path in sources if "same bytes" in path.read_text()]
+    assert sources and claims == []
+    numerics = (ROOT / "docs/numerics.md").read_text()
+    assert "Apple GPUs do nothing else" not in numerics
+    assert "Apple GPUs: others saw two of them" in numerics
+
+
 def test_a_refused_variable_is_no_success(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["check_metal.py"])
     monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "1")

@@ -50,7 +50,7 @@ class MpsDevice:
                 "not-on-gpu",
                 f"torch put the lane's memory on {found!r}, not on the GPU; the Metal lane was not started",
                 facts={"expected": "mps", "found": found},
-                remedy="Use the CPU lane; it gives the same bytes.",
+                remedy="Use the CPU lane; it has the bits of docs/numerics.md.",
             )
 
     def add_kernels(self, kernels: Mapping[str, Kernel]) -> None:

@@ -182,13 +182,13 @@ def refusal(sight: Sight) -> BackendError | None:
         return refused(
             "device-virtual",
             f"{sight.name} is a virtual machine's GPU: another compiler and driver stand before the hardware",
-            "Run on macOS itself, or use the CPU lane; it gives the same bytes.",
+            "Run on macOS itself, or use the CPU lane.",
         )
     if not sight.name.startswith("Apple"):
         return refused(
             "device-unsupported",
             f"{sight.name} is no GPU of an Apple chip",
-            "Use the CPU lane; it gives the same bytes.",
+            "Use the CPU lane; it has the bits of docs/numerics.md.",
         )
     return None
 

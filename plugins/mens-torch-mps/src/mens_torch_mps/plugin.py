@@ -49,7 +49,7 @@ def backend_on(started: Started) -> Backend:
                 free=memory.limit - memory.held,
                 total=memory.limit,
                 device=started.facts.get("device", "the GPU"),
-                remedy="Take a smaller model, close other programs, or use the CPU lane: the same bytes.",
+                remedy="Take a smaller model, close other programs, or use the CPU lane.",
             )
         return started.lane()
 

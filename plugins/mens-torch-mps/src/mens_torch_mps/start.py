@@ -94,7 +94,7 @@ def start_on(
             f"SIMD groups of {', '.join(map(str, sorted(widths)))} threads do not divide the lane's groups "
             f"of {GROUP}; the Metal lane was not started",
             facts={**facts, "found": sorted(widths)},
-            remedy="Use the CPU lane; it gives the same bytes.",
+            remedy="Use the CPU lane; it has the bits of docs/numerics.md.",
         )
     (width,) = widths
     facts["simd_width"] = width
@@ -154,6 +154,6 @@ def _compile(runtime: Runtime, text: str, facts: Mapping[str, Any]) -> Mapping[s
             f"{len(small)} kernels, {min(small)} first, can't run in groups of {GROUP} threads on this GPU; "
             "the Metal lane was not started",
             facts={**facts, "most_threads": small},
-            remedy="Use the CPU lane; it gives the same bytes.",
+            remedy="Use the CPU lane; it has the bits of docs/numerics.md.",
         )
     return kernels
