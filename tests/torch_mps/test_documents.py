@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,12 @@ def test_nothing_that_the_lane_says_claims_equality_on_apple_s_gpus():
     numerics = (ROOT / "docs/numerics.md").read_text()
     assert "Apple GPUs do nothing else" not in numerics
     assert "Apple GPUs: others saw two of them" in numerics
+
+
+def test_the_environments_that_make_looks_for_are_ignored():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    names = re.findall(r"\.venv-\w+", (ROOT / "Makefile").read_text())
+    assert {".venv-cuda", ".venv-metal"} == set(names) and all(f"{name}/" in ignored for name in names)
 
 
 def test_a_refused_variable_is_no_success(monkeypatch, capsys):

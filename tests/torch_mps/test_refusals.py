@@ -19,9 +19,15 @@ MAC = {"system": "Darwin", "machine": "arm64", "macos": "15.5", "torch": "2.13.0
 READY = {**MAC, "is_built": True, "is_available": True}
 
 
+@pytest.mark.parametrize("macos", ["15", "15.0", "15.0.1", "26"])
+def test_the_oldest_macos_that_will_do_is_taken_however_it_is_written(macos):
+    assert refusal(Sight(**{**READY, "macos": macos}, name="Apple M2")) is None
+
+
 @pytest.mark.parametrize(
     ("sight", "code", "named"),
     [
+        (Sight(**{**READY, "macos": "14"}, name="Apple M1"), "macos-too-old", "macOS 14 "),
         (Sight(**{**READY, "system": "Linux"}, name="Apple M2"), "platform-unsupported", "this is Linux"),
         (Sight(**{**READY, "machine": "x86_64"}, name="Apple M2"), "python-translated", "Rosetta"),
         (Sight(**{**READY, "macos": "14.7.1"}, name="Apple M1"), "macos-too-old", "14.7.1"),

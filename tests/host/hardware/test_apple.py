@@ -106,6 +106,15 @@ def test_a_mac_with_the_desktop_open(tmp_path):
     assert machine.cpu.isa == ("neon", "dotprod") and not machine.cpu.is_emulated
 
 
+@pytest.mark.parametrize("said", ["", "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"])
+def test_a_vm_stat_that_says_nothing_is_told(tmp_path, said):
+    """A Mac with no memory left would look the same."""
+    machine = probe(tmp_path, M4_PRO, said)
+    assert (machine.memory.total_bytes, machine.memory.available_bytes) == (48 * GIB, 0)
+    assert "vm_stat tells no free pages" in next(p for p in machine.problems if p.source == "vm_stat").detail
+    assert [device.kind for device in machine.devices] == ["apple"]
+
+
 def test_a_small_mac_whose_inactive_pages_are_mostly_a_program_s(tmp_path):
     """An older vm_stat says nothing of file-backed pages: none of the inactive ones counts."""
     machine = probe(tmp_path, M2, SMALL)

@@ -42,7 +42,11 @@ def parse_vm_stat(text: str, sysctl: dict[str, str]) -> tuple[Memory | None, int
     pages = {
         name.strip(): int(count) for name, count in re.findall(r"^([^:\n]+):\s+(\d+)\.$", text, re.MULTILINE)
     }
-    free = pages.get("Pages free", 0)
+    if "Pages free" not in pages:
+        detail = "vm_stat tells no free pages; how much memory can be had is unknown and counts as none"
+        memory = Memory(total_bytes=total, available_bytes=0, source="hw.memsize; vm_stat tells nothing")
+        return memory, None, [Problem(source="vm_stat", detail=detail)]
+    free = pages["Pages free"]
     inactive_files = min(pages.get("Pages inactive", 0), pages.get("File-backed pages", 0))
     ready = free + pages.get("Pages speculative", 0) + pages.get("Pages purgeable", 0) + inactive_files
     memory = Memory(

@@ -194,4 +194,6 @@ def refusal(sight: Sight) -> BackendError | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    """Return the numbers; 15 is 15.0."""
+    numbers = tuple(int(part) for part in text.split(".") if part.isdigit())
+    return numbers + (0,) * (len(MINIMUM_MACOS) - len(numbers))
