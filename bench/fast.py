@@ -27,6 +27,7 @@ use_sources()
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from gpu_transformers import decode_theirs  # noqa: E402
 
 from gpu.drawn_model import QWEN3_8B, drawn_model, repeated_on_gpu  # noqa: E402
 from gpu.shape_model import QWEN3_06B  # noqa: E402
@@ -147,32 +148,6 @@ def decode(model: Model, batch: int, rounds: int, *, shows: bool) -> float:
     return float(np.median(speeds[1:]))
 
 
-def decode_theirs(model: Any, batch: int) -> float:
-    import transformers
-
-    with torch.inference_mode():
-        step = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True, dynamic=False)
-        cache = transformers.StaticCache(config=model.config, max_cache_len=256)
-        model(torch.randint(0, 1000, (batch, CONTEXT), device="cuda"), past_key_values=cache, use_cache=True)
-        tokens = torch.zeros((batch, 1), dtype=torch.long, device="cuda")
-        position = torch.full((1,), CONTEXT, dtype=torch.long, device="cuda")
-        for i in range(6 + STEPS):
-            if i == 6:
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-            out = step(
-                tokens,
-                past_key_values=cache,
-                use_cache=True,
-                cache_position=position,
-                position_ids=position.expand(batch, 1),
-            )
-            tokens = out.logits[:, -1:].argmax(-1).clone()
-            position = position + 1
-        torch.cuda.synchronize()
-        return batch * STEPS / (time.perf_counter() - began)
-
-
 # --- training ----------------------------------------------------------------------------------
 
 
@@ -272,7 +247,7 @@ def measure(given: argparse.Namespace, name: str, memory_gib: float) -> dict[str
         note("transformers prefill", prefill_theirs(other, given.rounds))
     if "decode" in given.what and not given.no_compile:
         for batch in given.batches:
-            note(f"transformers decode {batch}", decode_theirs(other, batch))
+            note(f"transformers decode {batch}", decode_theirs(other, batch, CONTEXT, STEPS))
     if "training" in given.what:
         for checkpoints in (True,) if given.checkpoints_only else (False, True):
             what = "peft training" + (" with checkpoints" if checkpoints else "")

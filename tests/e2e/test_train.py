@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fixtures.fast_folder import fast_folder
 from fixtures.installed_lane import InstalledLane
 from fixtures.runs import a_checkpoint
 from fixtures.scripted_home import MACHINE
-from fixtures.training_home import MODEL, PLUGIN, training_home, write_rows
+from fixtures.training_home import MODEL, PLUGIN, begun, training_home, write_rows
 from fixtures.training_runs import results
 from mens_core.adapters.file import safetensors_bytes
 from mens_core.adapters.keys import adapter_digest
@@ -68,24 +67,6 @@ def new_run(lane: InstalledLane, name: str, *options: str) -> list[str]:
 
 def train(lane: InstalledLane, *arguments: str) -> subprocess.CompletedProcess[str]:
     return lane.run("train", *arguments)
-
-
-def begun(lane: InstalledLane, *arguments: str) -> subprocess.Popen[str]:
-    """Start it, and return when it has saved once."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vox_host", "train", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "VOX_HOME": str(lane.home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.strip().startswith("saved "):
-            return process
-    raise AssertionError(f"it ended without saving: {process.wait()}")
 
 
 def begun_as(run: Path, **changes: object) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,7 +13,7 @@ from fixtures.fast_folder import fast_folder
 from fixtures.installed_lane import InstalledLane, install_lane, lane_manifest
 from fixtures.processes import still_alive
 from fixtures.tiny_home import add_tiny_model
-from fixtures.training_home import LANE, MODEL, PLUGIN, write_rows
+from fixtures.training_home import LANE, MODEL, PLUGIN, begun, write_rows
 from fixtures.training_runs import results
 
 pytest.importorskip("torch.distributed")
@@ -68,24 +66,6 @@ def new_run(lane: InstalledLane, name: str, devices: int) -> list[str]:
         *("--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--out", str(lane.home / name)),
         *("--devices", str(devices), *OPTIONS),
     ]
-
-
-def begun(lane: InstalledLane, *arguments: str) -> subprocess.Popen[str]:
-    """Start it, and return when it has saved once."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vox_host", "train", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "VOX_HOME": str(lane.home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.strip().startswith("saved "):
-            return process
-    raise AssertionError(f"it ended without saving: {process.wait()}")
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:

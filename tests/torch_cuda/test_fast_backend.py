@@ -21,19 +21,13 @@ from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError, BackendInfo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DIGEST = "ab" * 32
 PASSED = m.SelfTestResult(numerics_version=1, cases=1, failed=[], vectors_digest=DIGEST)
 CAPABILITIES = ("generate", "evaluate", "trace", "train", "adapters")
 INFO = BackendInfo("mens-test", "1.0.0", "cuda", ("canonical", "fast"), CAPABILITIES)
 ADAPTER = t.AdapterConfig(rank=4, alpha=8.0, targets=list(LAYER_TARGETS))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "gemma3"])
@@ -241,5 +235,8 @@ def test_a_plan_names_what_a_step_takes_at_least(model_dir):
         reply.observation["total"] == sum(kinds.values()) and kinds["moments"] == 16 * reply.result.parameters
     )
     assert (reply.observation["examples_at_once"], reply.observation["rows_at_once"]) == (4, 396)
+    everything = t.AdapterConfig(rank=4, alpha=8.0, targets=[*LAYER_TARGETS, "lm_head", "embed_tokens"])
+    asked = t.TrainPlanParams(adapter=everything, longest_example=100, examples=4)
+    assert {"lm_head", "embed_tokens"} <= set(answer(backend.train_plan(asked)).result.matrices)
     with pytest.raises(BackendError, match="the context is"):
         answer(backend.train_plan(t.TrainPlanParams(adapter=ADAPTER, longest_example=2000, examples=1)))

@@ -30,6 +30,8 @@ from oracle.float64_forward import forward, settings_of
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families import parse_config
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 ROUNDING = 2.0**-9
 IDS = np.random.default_rng(5).integers(0, 97, 150).tolist()
@@ -62,15 +64,6 @@ def exact(family: str) -> tuple[np.ndarray, float]:
 
 def mean_error(found: np.ndarray, right: np.ndarray) -> float:
     return float(np.sqrt(np.square(found.astype(np.float64) - right).mean()))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny products: threads would only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(BY_FAMILY))

@@ -16,16 +16,10 @@ from vox_host.conformance.tiny_models import TINY_MODELS, write_model
 from vox_plugin_api import messages as m
 from vox_plugin_api.backend import BackendInfo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INFO = BackendInfo("vox-lane", "1.0.0", "cuda", ("canonical", "fast"), ("generate", "evaluate"))
 PASSED = m.SelfTestResult(numerics_version=1, cases=1, failed=[], vectors_digest="0" * 64)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def grades(name: str, folder) -> set[str]:

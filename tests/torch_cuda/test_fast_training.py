@@ -24,18 +24,11 @@ from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families import parse_config
 from vox_plugin_api.messages import RankAndAlpha
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 EXAMPLES = read(some_examples((2, 40, 70)))
 CONFIG = a_config()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny products: threads would only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(BY_FAMILY))

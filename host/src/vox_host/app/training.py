@@ -19,8 +19,7 @@ from vox_host.launch import plan_launch
 from vox_host.quoted import quoted
 from vox_host.runs.base_tensors import base_key_map
 from vox_host.runs.layout import CHAT_TEMPLATE, CONFIG, RUN_JSON, TOKENIZER, RunDirectory
-from vox_host.runs.manifest import AdapterFacts, BaseModelRecord
-from vox_host.runs.manifest import NumericsRecord as AdapterNumerics
+from vox_host.runs.manifest import AdapterFacts, BaseModelRecord, NumericsRecord
 from vox_host.runs.manifest import PluginRecord as AdapterPlugin
 from vox_host.runs.publish import publish_adapter
 from vox_host.settings import Settings
@@ -33,7 +32,6 @@ from vox_host.training.presets import Vendor
 from vox_host.training.record import (
     DataRecord,
     ModelRecord,
-    NumericsRecord,
     RunRecord,
     record_digest,
     record_text,
@@ -285,9 +283,7 @@ class _Publisher:
             base_key_map=self._key_map,
             adapter_digest=checkpoint.state.adapter_digest,
             data_digest=record.data.sha256,
-            numerics=AdapterNumerics(
-                mode=record.numerics.mode, version=record.numerics.version, error=record.numerics.error
-            ),
+            numerics=record.numerics,
             plugin=AdapterPlugin(
                 id=record.plugin.id, version=record.plugin.version, tree_digest=record.plugin.tree_digest
             ),

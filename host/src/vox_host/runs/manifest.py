@@ -74,7 +74,7 @@ class BaseModelRecord(_Strict):
 
 
 class NumericsRecord(_Strict):
-    """What the bits were made by."""
+    """What the bits are made by."""
 
     mode: Numerics
     version: int = Field(ge=1)

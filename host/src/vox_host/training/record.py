@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 from vox_host.errors import IntegrityError
+from vox_host.runs.manifest import NumericsRecord
 from vox_host.training.options import TrainingOptions
-from vox_plugin_api.messages import Numerics, NumericsError
 
 __all__ = [
     "DataRecord",
     "ModelRecord",
-    "NumericsRecord",
     "PluginRecord",
     "RunRecord",
     "changed_since",
@@ -67,23 +66,6 @@ class PluginRecord(_Strict):
     def digest(self) -> str:
         """What tells two of them apart."""
         return self.tree_digest or self.manifest_digest
-
-
-class NumericsRecord(_Strict):
-    """What the bits are made by."""
-
-    mode: Numerics
-    version: int = Field(ge=1)
-    error: NumericsError | None = None
-    """How far fast numerics were from canonical ones on the base, as it was loaded for this run."""
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Canonical numerics have no such field, as they never had."""
-        written: dict[str, Any] = write(self)
-        if self.error is None:
-            del written["error"]
-        return written
 
 
 class RunRecord(_Strict):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mens_core.grid_device import Buffer, Device
 from mens_core.ops import NOT_FINITE_REMEDY, Format, StoredTensor, is_quantised
+from mens_core.stored_size import wrong_size
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["GridMatrix", "check_finite", "load_matrix", "stored_elements"]
@@ -66,7 +67,7 @@ def load_matrix(device: Device, stored: StoredTensor) -> GridMatrix:
         return GridMatrix(stored.format, rows, columns, 0, device.put(source))
     block, nbytes, scales = _BLOCKS[stored.format]
     if columns % block or rows * columns // block * nbytes != stored.data.nbytes or rows * columns == 0:
-        raise _wrong_size(stored, rows * columns // block * nbytes)
+        raise wrong_size(stored, rows * columns // block * nbytes)
     blocks = np.frombuffer(stored.data, np.uint8).reshape(-1, nbytes)
     for at in scales:
         check_finite(np.ascontiguousarray(blocks[:, at : at + 2]).view(np.uint16), stored, exponent=0x7C00)
@@ -89,7 +90,7 @@ def stored_elements(stored: StoredTensor) -> npt.NDArray[Any]:
     kind = np.dtype(_ELEMENTS[stored.format][0])
     count = int(np.prod(stored.shape))
     if stored.data.nbytes != count * kind.itemsize or count == 0:
-        raise _wrong_size(stored, count * kind.itemsize)
+        raise wrong_size(stored, count * kind.itemsize)
     return np.frombuffer(stored.data, kind)
 
 
@@ -110,18 +111,3 @@ def check_finite(elements: npt.NDArray[Any], stored: StoredTensor, *, exponent: 
                 facts={"tensor": stored.name},
                 remedy=NOT_FINITE_REMEDY,
             )
-
-
-def _wrong_size(stored: StoredTensor, expected: int) -> BackendError:
-    return BackendError(
-        "tensor-size",
-        f"tensor {stored.name!r} does not have the bytes its shape needs; no model was loaded",
-        facts={
-            "tensor": stored.name,
-            "format": stored.format,
-            "shape": list(stored.shape),
-            "expected_bytes": expected,
-            "found_bytes": stored.data.nbytes,
-        },
-        remedy="import the model again from its source",
-    )

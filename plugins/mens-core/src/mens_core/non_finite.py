@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["layer_of", "not_finite"]
+__all__ = ["layer_of", "not_finite", "of_step"]
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _HEAD = ("norm", "lm_head", "logit_softcap", "loss")
@@ -37,3 +39,18 @@ def not_finite(operator: str, facts: dict[str, object], where: str = "") -> Back
         f"{operator} is not finite{where}: the first such value, in {place}",
         facts={"operator": operator, "layer": layer, **facts},
     )
+
+
+@contextmanager
+def of_step(step: int) -> Iterator[None]:
+    """Say of an error inside which step, counted from 1, was not taken."""
+    try:
+        yield
+    except BackendError as error:
+        found = error.error
+        raise BackendError(
+            found.code,
+            f"step {step} was not taken and the adapter is unchanged: {found.message}",
+            facts={**found.facts, "step": step},
+            remedy=found.remedy,
+        ) from error

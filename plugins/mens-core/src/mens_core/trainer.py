@@ -26,13 +26,12 @@ from mens_core.float32 import exact, nearest
 from mens_core.micro_batches import Example
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
-from mens_core.non_finite import not_finite
+from mens_core.non_finite import not_finite, of_step
 from mens_core.ops import Tensor
 from mens_core.schedule import BetaPowers, adamw_constants, learning_rate
 from mens_core.scoring import score_examples
 from mens_core.step_gradients import sum_gradients
 from mens_core.training_ops import TrainingOps
-from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule
 
 if TYPE_CHECKING:  # loaded where a training runs on several devices
@@ -161,16 +160,8 @@ class Trainer:
         Raises:
             BackendError: `non-finite`, or a rank was lost; the step was not taken.
         """
-        try:
+        with of_step(self.step + 1):
             return (yield from self._train_step(examples))
-        except BackendError as error:
-            found = error.error
-            raise BackendError(
-                found.code,
-                f"step {self.step + 1} was not taken and the adapter is unchanged: {found.message}",
-                facts={**found.facts, "step": self.step + 1},
-                remedy=found.remedy,
-            ) from error
 
     def _train_step(self, examples: Sequence[Example]) -> Generator[None, None, StepOutcome]:
         self._ops.take_faults()

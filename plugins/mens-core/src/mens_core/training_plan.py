@@ -43,6 +43,23 @@ class StepPlan:
     memory: TrainMemory
 
 
+def asked_of(params: TrainPlanParams, model: Model) -> tuple[AdapterPlan, Example]:
+    """Return the adapter that is asked about, and the longest example.
+
+    Raises:
+        BackendError: the adapter doesn't fit the model, or an example is longer than its context.
+    """
+    limit = model.config.context_length
+    if params.longest_example > limit:
+        raise BackendError(
+            "invalid-example",
+            f"an example of {params.longest_example} tokens was asked about; the context is {limit}",
+            facts={"tokens": params.longest_example, "limit": limit},
+        )
+    adapter = plan_adapter(params.adapter, model.layer_shapes)
+    return adapter, Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
+
+
 def plan_step(
     params: TrainPlanParams, model: Model, ops: TrainingOps, *, parameters: int, process_bytes: int | None
 ) -> StepPlan:
@@ -57,15 +74,7 @@ def plan_step(
         BackendError: the adapter doesn't fit the model, or an example is longer than its context.
     """
     config = model.config
-    if params.longest_example > config.context_length:
-        raise BackendError(
-            "invalid-example",
-            f"an example of {params.longest_example} tokens was asked about; the context is "
-            f"{config.context_length}",
-            facts={"tokens": params.longest_example, "limit": config.context_length},
-        )
-    adapter = plan_adapter(params.adapter, model.layer_shapes)
-    example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
+    adapter, example = asked_of(params, model)
     together = _together(params, ops, example)
     by_kind = _fullest(params, model, ops, adapter, example, together)
     weights = _weight_bytes(model, parameters)

@@ -25,6 +25,7 @@ from mens_core.ops import (
     StoredTensor,
     is_quantised,
 )
+from mens_core.stored_size import wrong_size
 from mens_cpu_ref import quantised
 from mens_cpu_ref.arrays import AddressCache, Rows, WeightMemory, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.library import Function
@@ -414,18 +415,7 @@ def _raise_for(code: int, name: str) -> None:
 def _float_bytes(stored: StoredTensor, elements: int) -> npt.NDArray[np.uint8]:
     expected = elements * (4 if stored.format == "f32" else 2)
     if stored.data.nbytes != expected or elements == 0:
-        raise BackendError(
-            "tensor-size",
-            f"tensor {stored.name!r} does not have the bytes its shape needs; no model was loaded",
-            facts={
-                "tensor": stored.name,
-                "format": stored.format,
-                "shape": list(stored.shape),
-                "expected_bytes": expected,
-                "found_bytes": stored.data.nbytes,
-            },
-            remedy="import the model again from its source",
-        )
+        raise wrong_size(stored, expected)
     return np.frombuffer(stored.data, np.uint8)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from mens_core.adapters.plan import plan_adapter
-from mens_core.micro_batches import Example, cut
+from mens_core.micro_batches import cut
 from mens_core.models.load import LoadedModel
+from mens_core.training_plan import asked_of
 from mens_torch_cuda.fast.memory import working_bytes
 from mens_torch_cuda.fast.trainer import ROWS_AT_ONCE
-from vox_plugin_api.backend import BackendError, Reply
+from vox_plugin_api.backend import Reply
 from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams, TrainPlanResult
 
 __all__ = ["plan_training"]
@@ -26,15 +26,7 @@ def plan_training(params: TrainPlanParams, loaded: LoadedModel, device: torch.de
     """
     model = loaded.model
     config = model.config
-    if params.longest_example > config.context_length:
-        raise BackendError(
-            "invalid-example",
-            f"an example of {params.longest_example} tokens was asked about; the context is "
-            f"{config.context_length}",
-            facts={"tokens": params.longest_example, "limit": config.context_length},
-        )
-    adapter = plan_adapter(params.adapter, {name: linear.shape for name, linear in model.linears.items()})
-    example = Example((0,) * params.longest_example, tuple(range(1, params.longest_example)))
+    adapter, example = asked_of(params, model)
     size = params.micro_batch_size
     together = len(next(cut([example] * min(params.examples, size or 512), size, ROWS_AT_ONCE)))
     rows, numbers = example.rows * together, adapter.parameters

@@ -20,7 +20,7 @@ from mens_core.differentiate import Score
 from mens_core.float32 import exact, nearest
 from mens_core.micro_batches import Example, cut
 from mens_core.models.model import Model
-from mens_core.non_finite import not_finite
+from mens_core.non_finite import not_finite, of_step
 from mens_core.schedule import BetaPowers, adamw_constants, learning_rate
 from mens_core.trainer import StepOutcome, Trainer, TrainerConfig, TrainerState
 from mens_torch_cuda.fast.decoder import Decoder, Layer, Rows, Saved
@@ -96,24 +96,17 @@ class FastTrainer:
         Raises:
             BackendError: `non-finite`, `out-of-device-memory`; the step was not taken.
         """
-        try:
-            return (yield from self._train_step(examples))
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise BackendError(
-                "out-of-device-memory",
-                f"step {self.step + 1} was not taken and the adapter is unchanged: there is no room for it",
-                facts={"step": self.step + 1, "said": str(error).splitlines()[0]},
-                remedy="Give the steps a smaller micro-batch, or shorter examples.",
-            ) from None
-        except BackendError as error:
-            found = error.error
-            raise BackendError(
-                found.code,
-                f"step {self.step + 1} was not taken and the adapter is unchanged: {found.message}",
-                facts={**found.facts, "step": self.step + 1},
-                remedy=found.remedy,
-            ) from error
+        with of_step(self.step + 1):
+            try:
+                return (yield from self._train_step(examples))
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                raise BackendError(
+                    "out-of-device-memory",
+                    "there is no room for it",
+                    facts={"said": str(error).splitlines()[0]},
+                    remedy="Give the steps a smaller micro-batch, or shorter examples.",
+                ) from None
 
     def _train_step(self, examples: Sequence[Example]) -> Generator[None, None, StepOutcome]:
         optimizer, adapter = self.config.optimizer, self._adapter

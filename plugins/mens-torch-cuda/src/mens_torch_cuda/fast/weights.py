@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from mens_core.ops import NOT_FINITE_REMEDY, StoredTensor, is_quantised
+from mens_core.stored_size import wrong_size
 from mens_torch_cuda.fast.blocks import BLOCKS
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import read_json_object
@@ -79,13 +80,14 @@ def load_matrix(device: torch.device, stored: StoredTensor) -> FastMatrix:
         BackendError: `tensor-size`, `weights-not-finite`; nothing was loaded.
     """
     if len(stored.shape) != 2:
-        raise _wrong_size(stored)
+        raise wrong_size(stored, 0)
     rows, columns = stored.shape
     if not is_quantised(stored.format):
         return FastMatrix(_floats(device, stored, torch.bfloat16).view(rows, columns))
     kind = BLOCKS[stored.format]
-    if columns % kind.weights or rows * columns // kind.weights * kind.nbytes != stored.data.nbytes:
-        raise _wrong_size(stored)
+    expected = rows * columns // kind.weights * kind.nbytes
+    if columns % kind.weights or expected != stored.data.nbytes:
+        raise wrong_size(stored, expected)
     blocks = _bytes(stored).view(-1, kind.nbytes)
     out = torch.empty(rows * columns, dtype=torch.bfloat16, device=device)
     together = _PIECE // kind.weights
@@ -118,7 +120,7 @@ def _floats(device: torch.device, stored: StoredTensor, dtype: torch.dtype) -> t
     kind = _FLOATS[stored.format]
     count = math.prod(stored.shape)
     if count == 0 or stored.data.nbytes != count * kind.itemsize:
-        raise _wrong_size(stored)
+        raise wrong_size(stored, count * kind.itemsize)
     # Copied: the file's mapping goes when loading ends.
     values = _bytes(stored).view(kind).to(device, copy=True)
     _check_finite(values, stored)
@@ -141,17 +143,3 @@ def _check_finite(values: torch.Tensor, stored: StoredTensor) -> None:
             facts={"tensor": stored.name},
             remedy=NOT_FINITE_REMEDY,
         )
-
-
-def _wrong_size(stored: StoredTensor) -> BackendError:
-    return BackendError(
-        "tensor-size",
-        f"tensor {stored.name!r} does not have the bytes its shape needs; no model was loaded",
-        facts={
-            "tensor": stored.name,
-            "format": stored.format,
-            "shape": list(stored.shape),
-            "found_bytes": stored.data.nbytes,
-        },
-        remedy="import the model again from its source",
-    )
