@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fixtures.runs import LAYERS, a_checkpoint, a_run, some_facts
 from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
-from vox_host.runs.layout import RunDirectory
+from vox_host.runs.layout import PUBLISHED, RunDirectory
 from vox_host.runs.manifest import AdapterManifest, FileRecord, manifest_text, parse_manifest
 from vox_host.runs.open import is_adapter_folder, open_adapter
 from vox_host.runs.publish import publish_adapter
@@ -72,6 +72,11 @@ def test_a_changed_manifest_is_caught_by_its_own_digest(run: RunDirectory) -> No
     error = refusal(run.path)
     assert (error.exit_code, error.code) == (4, "adapter-manifest-changed")
     assert {"expected", "found"} <= dict(error.facts).keys()
+    assert f"`vox-host train --resume {run.path}`" in str(error.remedy)
+    (run.path / PUBLISHED).mkdir()  # a publish that was cut short is read there, and resumed where the run is
+    with pytest.raises(IntegrityError) as caught:
+        parse_manifest(b"{}", run.path / PUBLISHED / "adapter_manifest.json")
+    assert f"`vox-host train --resume {run.path}`" in str(caught.value.remedy)
 
 
 def test_a_manifest_of_before_run_digests_keeps_its_own_digest(run: RunDirectory) -> None:

@@ -34,7 +34,11 @@ class SourceOptions:
     ] = None
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="JSONL: chat messages with tools, prompt/completion, alpaca or text."),
+        typer.Option(
+            "--data",
+            help="JSONL: chat messages with tools, prompt/completion, alpaca or text. With --resume: "
+            "where the run's rows are now.",
+        ),
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist.")] = None
     preset: Annotated[
@@ -47,7 +51,8 @@ class SourceOptions:
         str | None,
         typer.Option(
             "--holdout",
-            help="Rows to evaluate on and never train on: how many, or a file.  [default: a tenth]",
+            help="Rows to evaluate on and never train on: how many, or a file (with --resume: where it is "
+            "now).  [default: a tenth]",
         ),
     ] = None
     template: Annotated[

@@ -18,6 +18,8 @@ from pydantic import (
 )
 
 from vox_host.errors import IntegrityError, ModelError
+from vox_host.quoted import quoted
+from vox_host.runs.layout import PUBLISHED
 from vox_plugin_api.messages import AdapterConfig, Numerics, NumericsError
 from vox_plugin_api.strict_json import CheckpointError, parse_json_object
 
@@ -213,7 +215,7 @@ def parse_manifest(data: bytes, path: Path) -> AdapterManifest:
             _CHANGED,
             f"{path} was changed: its digest is not that of its own text; nothing was loaded",
             facts=[("expected", f"sha256:{manifest.manifest_digest}"), ("found", f"sha256:{own}")],
-            remedy="Publish the adapter again (`vox-host train --resume`), or take it from where it came.",
+            remedy=_again(path),
         )
     return manifest
 
@@ -223,7 +225,14 @@ def _changed(path: Path, problem: str, expected: str, data: bytes) -> IntegrityE
         _CHANGED,
         f"{path} is not an adapter's manifest: {problem}; nothing was loaded",
         facts=[("expected", expected), ("found", f"sha256:{hashlib.sha256(data).hexdigest()}")],
-        remedy="Publish the adapter again (`vox-host train --resume`), or take it from where it came.",
+        remedy=_again(path),
+    )
+
+
+def _again(path: Path) -> str:
+    run = path.parent.parent if path.parent.name == PUBLISHED else path.parent
+    return (
+        f"Publish the adapter again (`vox-host train --resume {quoted(run)}`), or take it from where it came."
     )
 
 

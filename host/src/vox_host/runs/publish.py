@@ -20,6 +20,7 @@ import shutil
 from pathlib import Path
 
 from vox_host.errors import IntegrityError, UsageError
+from vox_host.quoted import quoted
 from vox_host.runs.adapter_config import peft_config_text
 from vox_host.runs.layout import (
     ADAPTER_CONFIG,
@@ -73,7 +74,7 @@ def publish_adapter(
             f"the adapter of {checkpoint} can't be published: {error.strerror or error}; {run.path} has the "
             "adapter that it had",
             facts=[("path", str(error.filename or run.path))],
-            remedy="Make room, then `vox-host train --resume` goes on.",
+            remedy=f"Make room, then `vox-host train --resume {quoted(run.path)}` goes on.",
         ) from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -105,7 +106,7 @@ def settle(run: RunDirectory) -> None:
             f"the files of the new adapter can't be put into place: {error.strerror or error}; it is whole "
             f"in {published}, and vox-host reads it from there",
             facts=[("path", str(error.filename or run.path))],
-            remedy="Make room, then `vox-host train --resume` goes on.",
+            remedy=f"Make room, then `vox-host train --resume {quoted(run.path)}` goes on.",
         ) from error
 
 
