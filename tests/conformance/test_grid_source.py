@@ -228,6 +228,9 @@ def test_the_documented_count_of_the_cuda_lane_s_own_lines_is_true():
         f"{said[1]:,} of attention, {said[2]:,} that join what stands before, between and behind them |"
     )
     assert row in (KERNELS.parents[4] / "docs/architecture.md").read_text(), row
+    fast = code_lines((folder.parent / "fast/kernels/fused.cu").read_text().splitlines())
+    row = f"| CUDA, for fast mode | {fast} | `mens_torch_cuda/fast/kernels`: "
+    assert row in (KERNELS.parents[4] / "docs/architecture.md").read_text(), row
 
 
 def code_lines(lines):

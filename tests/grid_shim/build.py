@@ -117,6 +117,8 @@ def build(
     if target == "metal":
         units = (*units, MATRICES)
     contract = contraction(text, target, options)
+    if contract == "fast":
+        optimise = "-O2"  # at less g++ fuses nothing, and what is allowed would not be seen
     unit = "\n".join([_prelude(target), _watched(text, target), _table(text, target)])
     ours = [HERE / "runner.h", HERE / "metal_stdlib", HERE / "cuda_builtins.h", NATIVE / "flush.h", *units]
     parts = [unit, contract, optimise, *(path.read_text() for path in ours)]

@@ -66,7 +66,7 @@ CHANGED = (
     [
         (
             [("#pragma METAL fp contract(off)", "// #pragma METAL fp contract(off)")],
-            {"optimise": "-O2"},
+            {},
             ["products and sums are fused"],
         ),
         ([], {"flush": False}, ["subnormal results are kept", "subnormal operands are kept"]),

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from fixtures.tiny_home import add_tiny_model
-from vox_host.errors import NoCandidateError, PluginError
+from vox_host.errors import NoCandidateError
 from vox_host.hardware.system import System
 from vox_host.manifest import load_manifest
 from vox_host.parity.run import find_candidate
 from vox_host.resolution.known import KNOWN, why_not_here
 
 ROOT = Path(__file__).parents[3]
+SENTENCE = 'plugin "mens-torch-mps" can\'t run here: it needs macos, and this is linux; nothing was started'
 MANIFESTS = {path.parents[2].name: path for path in ROOT.glob("plugins/*/src/*/Plugin.toml")}
 
 
@@ -26,7 +27,7 @@ def test_what_is_known_is_what_the_manifests_say():
 
 def test_parity_says_it_too(monkeypatch):
     monkeypatch.setattr("vox_host.parity.run.System", lambda: System(os="linux"))
-    with pytest.raises(PluginError, match="it needs macos, and this is linux; nothing was started"):
+    with pytest.raises(NoCandidateError, match="it needs macos, and this is linux; nothing was started"):
         find_candidate([], "mens-torch-mps")
 
 
@@ -55,8 +56,10 @@ def test_only_where_it_can_never_run():
         (
             ("generate", "--plugin", "mens-torch-mps", "--model", "gemma3", "--prompt", "x"),
             3,
-            'plugin "mens-torch-mps" can\'t run here: it needs macos, and this is linux; nothing was started',
+            SENTENCE,
         ),
+        (("plugin", "check", "mens-torch-mps"), 3, SENTENCE),
+        (("plugin", "explain", "mens-torch-mps"), 3, SENTENCE),
     ],
 )
 def test_the_metal_lane_on_linux(arguments, status, said, tmp_path):

@@ -15,6 +15,7 @@ from vox_host.cli.plugin_check import check
 from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
+from vox_host.hardware.system import System
 from vox_host.quoted import quoted
 from vox_host.receipt import describe_trust
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord, unknown_plugin
@@ -338,7 +339,7 @@ def _find_in(candidates: list[Candidate], plugin: str) -> Candidate:
     for candidate in candidates:
         if candidate.plugin_id == plugin:
             return candidate
-    raise unknown_plugin(plugin, candidates)
+    raise unknown_plugin(plugin, candidates, System().os)
 
 
 def _last_check(candidate: Candidate, settings: Settings) -> LastCheck | None:

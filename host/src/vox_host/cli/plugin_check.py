@@ -14,6 +14,7 @@ from vox_host.cli.output import print_json, print_line, print_progress, print_ta
 from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
+from vox_host.hardware.system import System
 from vox_host.resolution import unknown_plugin
 from vox_host.settings import load_settings
 from vox_plugin_api.messages import Numerics
@@ -65,7 +66,7 @@ def check(
         raise UsageError("usage", f"--numerics is one of {words}; found {numerics!r}; nothing was started")
     candidates = {c.plugin_id: c for c in discover(settings.plugins_dir)}
     if plugin not in candidates:
-        raise unknown_plugin(plugin, list(candidates.values()))
+        raise unknown_plugin(plugin, list(candidates.values()), System().os)
     target = Target(
         settings=settings,
         candidate=candidates[plugin],

@@ -21,7 +21,7 @@ from vox_host.models.installed import InstalledModel
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import Side
-from vox_host.resolution import Candidate, unknown_plugin, why_not_here
+from vox_host.resolution import Candidate, unknown_plugin
 from vox_host.settings import Settings
 from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
@@ -193,13 +193,9 @@ def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
     """Return the plugin called `plugin`.
 
     Raises:
-        NoCandidateError: there is none.
-        PluginError: there can be none here.
+        NoCandidateError: there is none, or there can be none here.
     """
     for candidate in candidates:
         if candidate.plugin_id == plugin:
             return candidate
-    never = why_not_here(plugin, System().os)
-    if never is not None:
-        raise PluginError("platform-unsupported", f"{never}; nothing was started")
-    raise unknown_plugin(plugin, candidates)
+    raise unknown_plugin(plugin, candidates, System().os)

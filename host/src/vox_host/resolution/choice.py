@@ -55,7 +55,7 @@ def resolve(
     if request.plugin != AUTO:
         named = [c for c in ordered if c.plugin_id == request.plugin]
         if not named:
-            raise _not_installed(request, ordered, machine.os)
+            raise unknown_plugin(request.plugin, ordered, machine.os)
         if request.plugin in failures:
             raise _named_refused(named[0], failures[request.plugin])
         chosen = named[0]
@@ -129,20 +129,7 @@ def _why_degraded(
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
 
 
-def _not_installed(request: Request, ordered: Sequence[Candidate], os: str) -> VoxError:
-    known = [(c.plugin_id, c.version or "broken") for c in ordered]
-    never = why_not_here(request.plugin, os)
-    if never is not None:
-        return NoCandidateError(
-            "platform-unsupported",
-            f"{never}; nothing was started",
-            facts=known,
-            remedy="Leave out --plugin, or name one that runs here: the same bytes.",
-        )
-    return unknown_plugin(request.plugin, ordered)
-
-
-def unknown_plugin(plugin: str, candidates: Sequence[Candidate]) -> VoxError:
+def unknown_plugin(plugin: str, candidates: Sequence[Candidate], os: str) -> VoxError:
     """Return the error of a plugin that was named and is not there: the same, whichever command asks."""
     alone, colon, _ = plugin.partition(":")
     if colon:
@@ -152,11 +139,19 @@ def unknown_plugin(plugin: str, candidates: Sequence[Candidate]) -> VoxError:
             "`vox-host parity --plugin` takes; nothing was started",
             remedy=f"Name the plugin alone: {alone}" if alone else "vox-host plugin list",
         )
+    known = [(c.plugin_id, c.version or "broken") for c in candidates]
+    never = why_not_here(plugin, os)
+    if never is not None:
+        return NoCandidateError(
+            "platform-unsupported",
+            f"{never}; nothing was started",
+            facts=known,
+            remedy="Name one that runs here: vox-host plugin list",
+        )
     return NoCandidateError(
         "plugin-not-found",
         f'plugin "{plugin}" is not installed; nothing was started',
-        facts=[(c.plugin_id, c.version or "broken") for c in candidates]
-        or [("installed", "no plugin at all")],
+        facts=known or [("installed", "no plugin at all")],
         remedy="Install one: vox-host plugin install --path SOURCE",
     )
 
