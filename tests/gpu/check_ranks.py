@@ -121,6 +121,19 @@ def lost(backend: Backend, model: Path, moment: str) -> str:
     """Kill a rank: between two of rank 0's layers, or when its sums are awaited; then go on with one GPU."""
     expected = outcomes(backend, model, 1)[0]
     begun(backend, model, 2)
+    try:
+        took_s = lose_a_rank(backend, moment)
+    finally:
+        backend.unload(m.UnloadParams())
+    assert took_s < 15, f"told after {took_s:.1f} s"
+    begun(backend, model, 1)
+    assert step(backend, some_examples(STEPS[0], seed=0)) == expected, "other bytes after a loss"
+    backend.unload(m.UnloadParams())
+    return f"peer-lost after {took_s:.2f} s; one GPU goes on to the same bytes"
+
+
+def lose_a_rank(backend: Backend, moment: str) -> float:
+    """Return the seconds from the kill to the error."""
     run: Any = backend
     team = run._training._team
     pid = team._links[0].pid
@@ -139,22 +152,16 @@ def lost(backend: Backend, model: Path, moment: str) -> str:
             return plain(shapes, source)
 
         team._wire.receive = receive
-    examples = some_examples(STEPS[0], seed=0)
     error = None
     try:
-        for _ in backend.train_step(t.TrainStepParams(examples=examples)):
+        for _ in backend.train_step(t.TrainStepParams(examples=some_examples(STEPS[0], seed=0))):
             if moment == "compute":
                 kill()
     except BackendError as problem:
         error = problem.error
     took_s = time.perf_counter() - killed_s[0]
     assert error is not None and error.code == "peer-lost" and error.facts["signal"] == 9, error
-    assert took_s < 15, f"told after {took_s:.1f} s"
-    backend.unload(m.UnloadParams())
-    begun(backend, model, 1)
-    assert step(backend, examples) == expected, "other bytes after a loss"
-    backend.unload(m.UnloadParams())
-    return f"peer-lost after {took_s:.2f} s; one GPU goes on to the same bytes"
+    return took_s
 
 
 def nccl_alone(backend: Backend, folder: Path) -> str:

@@ -60,9 +60,9 @@ class TorchWire:
                 timeout=datetime.timedelta(seconds=_PATIENCE_S),
                 **options,
             )
-            # Every way is opened here, where a rank that is gone ends the start and not a step.
             met = [self._new(4) for _ in range(place.ranks)]
             self._wait([_dist.all_gather(met, self._new(4), async_op=True)])
+            self._open_ways(place)
         except (RuntimeError, ValueError) as problem:
             self.close(is_whole=False)
             raise _lost(problem) from None
@@ -108,6 +108,18 @@ class TorchWire:
 
     # --- transfers -------------------------------------------------------------------------------
 
+    def _open_ways(self, place: Place) -> None:
+        """Send between rank 0 and each other one, both ways.
+
+        NCCL connects two ranks when they first send to one another, whatever went through the whole group
+        before, and the host waits inside that call where the other one is gone: that belongs to the start.
+        """
+        others = range(1, place.ranks) if place.rank == 0 else [0]
+        for rank in others:
+            ways = (_dist.isend, _dist.irecv) if place.rank == 0 else (_dist.irecv, _dist.isend)
+            for way in ways:
+                self._exchange(way, [self._new(4)], rank)
+
     def _exchange(self, way: Callable[..., Any], buffers: Sequence[torch.Tensor], rank: int) -> None:
         try:
             self._wait(_dist.batch_isend_irecv([_dist.P2POp(way, buffer, rank) for buffer in buffers]))
@@ -134,6 +146,8 @@ _ENVIRONMENT = {
     # Ranks are processes of one machine: nothing need listen on its networks.
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
+    # NCCL waits 0.1, 0.2, 0.3 ... s between its tries to reach a rank that is gone: 8 s in all, not 60.
+    "NCCL_SOCKET_RETRY_CNT": "12",
     # For sums in the switch, which is what we must not have; it takes memory.
     "NCCL_NVLS_ENABLE": "0",
     # A rank that is gone is our error to tell, not torch's to end the process for.
