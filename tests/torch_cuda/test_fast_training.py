@@ -15,7 +15,7 @@ from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
 from lanes.training import a_config, finish, gradients_of, random_adapter, read, some_examples
 from mens_core.adapters.keys import parameter_key
 from mens_core.trainer import Trainer, TrainerState
-from mens_torch_cuda.fast import loss, memory
+from mens_torch_cuda.fast import loss, memory, rotary
 from mens_torch_cuda.fast import trainer as module
 from mens_torch_cuda.fast.laid_out import LaidOut
 from mens_torch_cuda.fast.ops import FastOps
@@ -220,6 +220,28 @@ def test_a_run_goes_on_from_its_state_to_the_same_numbers(model_dir):
     resumed = FastTrainer(a_model(model_dir), CPU, CONFIG, state=state)
     finish(resumed.train_step(EXAMPLES))
     assert (resumed.step, resumed.adapter_digest) == (3, straight.adapter_digest)
+
+
+def test_a_recorded_step_is_not_run_again_once_the_angles_have_moved(model_dir, monkeypatch):
+    """A longer example makes the tables anew: what was recorded reads where they lay."""
+
+    class Recordings:
+        held_bytes = 0
+
+        def __init__(self):
+            self.asked = []
+
+        def is_due(self, shape):
+            self.asked.append(shape)
+            return False
+
+    monkeypatch.setattr(rotary, "_FIRST", 4)
+    trainer = a_trainer(model_dir)
+    trainer._recorder = recordings = Recordings()
+    for lengths in ((3,), (3,), (40,), (3,)):
+        finish(trainer._differentiate(LaidOut.of(read(some_examples(lengths)), 0, CPU)))
+    first, second, _, again = recordings.asked
+    assert first == second != again
 
 
 def test_dropout_is_the_same_each_time_a_step_is_run(model_dir, monkeypatch):
