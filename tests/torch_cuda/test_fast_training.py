@@ -211,6 +211,24 @@ def test_a_step_is_the_canonical_trainer_s_but_for_rounding(model_dir):
     assert np.mean(alike) > 0.9
 
 
+@pytest.mark.parametrize("share", [None, 0.25, 4.0])
+def test_a_gradient_is_shortened_to_the_norm_that_was_allowed(share, model_dir):
+    """After one step the first moment is the gradient's share (1 - beta1)."""
+
+    def first_moment(most: float | None) -> tuple[float, float]:
+        optimizer = CONFIG.optimizer.model_copy(update={"max_gradient_norm": most})
+        trainer = a_trainer(model_dir, dataclasses.replace(CONFIG, optimizer=optimizer))
+        told = finish(trainer.train_step(EXAMPLES)).gradient_norm
+        moments = trainer.state().first_moments.values()
+        norm = np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in moments))
+        return told, norm / (1 - optimizer.beta1)
+
+    whole, _ = first_moment(None)
+    told, used = first_moment(None if share is None else share * whole)
+    assert told == pytest.approx(whole, rel=1e-5), "what is told is the norm before"
+    assert used == pytest.approx(whole * min(1.0, share or 1.0), rel=1e-5)
+
+
 def test_a_run_goes_on_from_its_state_to_the_same_numbers(model_dir):
     straight = a_trainer(model_dir)
     for _ in range(2):
@@ -281,6 +299,23 @@ def test_what_is_not_finite_is_named_and_nothing_has_changed(model_dir):
     after = trainer.state()
     assert after.step == before.step == 1
     assert all(np.array_equal(after.parameters[key], before.parameters[key]) for key in before.parameters)
+
+
+def test_a_step_without_room_is_not_taken_and_says_so(model_dir, monkeypatch):
+    trainer = a_trainer(model_dir)
+    before, digest = trainer.state().parameters, trainer.adapter_digest
+
+    def no_room(*arguments):
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(trainer._adapter, "stepped", no_room)
+        with pytest.raises(BackendError) as caught:
+            finish(trainer.train_step(EXAMPLES))
+    found = caught.value.error
+    assert (found.code, found.facts["step"]) == ("out-of-device-memory", 1)
+    assert trainer.step == 0 and trainer.adapter_digest == digest
+    assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
 
 
 def test_layers_may_have_ranks_and_alphas_of_their_own(model_dir):
