@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 from pathlib import Path
@@ -18,12 +19,13 @@ from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import a_config, some_examples
 from mens_core.example_tree import ExampleTree
 from mens_core.peers import team
-from mens_core.peers.messages import Alive, Done
+from mens_core.peers.member import Member
+from mens_core.peers.messages import Alive, Done, End, Load, Work
 from mens_core.peers.sharing import shares
 from mens_core.peers.wire import Place
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
-from vox_plugin_api.backend import BackendError
+from vox_plugin_api.backend import BackendError, Reply
 
 pytest.importorskip("torch.distributed")
 CONFIG = a_config(("embed_tokens", "q_proj", "down_proj", "lm_head"), dropout=0.25)
@@ -237,6 +239,32 @@ def test_a_rank_that_is_not_right_is_refused_at_the_start(model_dir, plant, code
     # Nothing was begun: one device does.
     list(backend.train_begin(NEW))
     assert answers(backend.train_step(STEP))[0].step == 1
+
+
+def said_by_a_rank(tmp_path, backend, *asked) -> list:
+    """What a rank other than 0 answers, without a process."""
+    said, questions = [], queue.SimpleQueue()
+    for ask in (*asked, End()):
+        questions.put(ask)
+    Member(backend, Place(tmp_path, 1, 2), questions, said.append).run()
+    return said
+
+
+def test_a_rank_computes_nothing_with_values_that_rank_0_does_not_hold(tmp_path):
+    work = Work(number=3, kind="step", step=0, first=0, examples=STEP.examples, adapter_digest="ab" * 32)
+    (broke,) = said_by_a_rank(tmp_path, None, work)
+    assert (broke.number, broke.error.code) == (3, "peer-differs")
+    assert broke.error.facts == {"expected": "ab" * 32, "found": ""}
+
+
+def test_a_self_test_without_a_case_is_no_self_test(model_dir, tmp_path, monkeypatch):
+    backend = a_backend()
+    none = m.SelfTestResult(numerics_version=1, cases=0, failed=[], vectors_digest="ab" * 32)
+    monkeypatch.setattr(backend, "self_test", lambda params: Reply(none))
+    model = m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32)
+    load = Load(model=model, adapter=CONFIG.adapter, seed=7, micro_batch_size=None)
+    (broke,) = said_by_a_rank(tmp_path, backend, load)
+    assert (broke.number, broke.error.code) == (None, "self-test-failed")
 
 
 def test_a_rank_that_is_killed_ends_the_step_and_nothing_hangs(model_dir, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from lanes.numpy_training import NumpyTrainingLane
 from lanes.tiny_models import BY_FAMILY, write_model
@@ -15,6 +17,7 @@ from lanes.training import LAYER_TARGETS, some_examples
 from mens_core.backend import MensBackend
 from mens_core.kv_plan import plan_kv_cache
 from mens_core.numerics_error import compare_logits
+from mens_core.peers.wire import PeerSetup
 from mens_torch_cuda.fast.mode import STEP_ROWS, fast_mode
 from mens_torch_cuda.fast.ops import FastOps
 from vox_plugin_api import messages as m
@@ -221,8 +224,67 @@ def test_an_adapter_is_served_as_it_was_trained(model_dir, tmp_path):
     assert off < 0.03 * told.loss and off < 0.2 * abs(losses["base"] - told.loss)
 
 
+def test_copies_of_base_weights_are_held_against_the_file_s_not_their_roundings(model_dir, tmp_path):
+    """Fast weights are rounded: no copy equals them, and one that is wrong by less would."""
+    trained = begun(model_dir)
+    answer(trained.train_save(t.TrainSaveParams(folder=str(tmp_path / "0"))))
+    update = load_file(tmp_path / "0/adapter.safetensors")
+    weights = load_file(model_dir / "model.safetensors")
+    (table,) = (x for name, x in weights.items() if name.endswith("embed_tokens.weight"))
+    file = tmp_path / "with-copy.safetensors"
+
+    def load_with(copy: np.ndarray) -> m.LoadResult:
+        save_file({**update, "copy": copy}, file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        adapter = m.AdapterParams(
+            file=str(file), digest=digest, config=ADAPTER, key_map={key: key for key in keys_of(trained)},
+            base_copies={"embed_tokens": "copy"},
+        )  # fmt: skip
+        return load(a_backend(), model_dir, adapter=adapter).result
+
+    assert load_with(table).numerics == "fast"
+    table[3, 1] = np.nextafter(table[3, 1], np.float32(9))
+    with pytest.raises(BackendError, match="row 3 differs first"):
+        load_with(table)
+
+
 def keys_of(backend: MensBackend) -> list[str]:
     return list(backend._training._trainer.plan.shapes)
+
+
+def test_several_devices_are_refused_whoever_asks(model_dir):
+    backend = a_backend()
+    load(backend, model_dir)
+    backend.peers = a_setup_of_many()
+    plan = t.TrainPlanParams(adapter=ADAPTER, longest_example=9, examples=4, devices=2)
+    begin = t.TrainBeginParams(
+        adapter=ADAPTER, optimizer=t.OptimizerConfig(learning_rate=1e-2), seed=3, devices=2
+    )
+    for stream in (backend.train_plan(plan), backend.train_begin(begin)):
+        with pytest.raises(BackendError) as caught:
+            list(stream)
+        found = caught.value.error
+        assert (found.code, found.facts) == ("not-supported", {"requested": 2})
+        assert "fast numerics train on one device" in found.message
+
+
+def a_setup_of_many() -> PeerSetup:
+    def unasked(*arguments):
+        raise AssertionError("no other rank is started")
+
+    return PeerSetup(entry="", devices=lambda: 8, environment=unasked, open_wire=unasked)
+
+
+def test_a_plan_takes_every_target_that_a_run_takes(model_dir):
+    """The host asks for the plan before it begins a run."""
+    backend = a_backend()
+    load(backend, model_dir)
+    every = ADAPTER.model_copy(update={"targets": ["embed_tokens", "lm_head", "down_proj"]})
+    planned = answer(backend.train_plan(t.TrainPlanParams(adapter=every, longest_example=9, examples=1)))
+    begin = t.TrainBeginParams(adapter=every, optimizer=t.OptimizerConfig(learning_rate=1e-2), seed=3)
+    begun_with = answer(backend.train_begin(begin))
+    assert {"embed_tokens", "lm_head"} < set(planned.result.matrices) == set(begun_with.result.matrices)
+    assert planned.result.parameters == begun_with.result.parameters
 
 
 def test_a_plan_names_what_a_step_takes_at_least(model_dir):
@@ -235,8 +297,5 @@ def test_a_plan_names_what_a_step_takes_at_least(model_dir):
         reply.observation["total"] == sum(kinds.values()) and kinds["moments"] == 16 * reply.result.parameters
     )
     assert (reply.observation["examples_at_once"], reply.observation["rows_at_once"]) == (4, 396)
-    everything = t.AdapterConfig(rank=4, alpha=8.0, targets=[*LAYER_TARGETS, "lm_head", "embed_tokens"])
-    asked = t.TrainPlanParams(adapter=everything, longest_example=100, examples=4)
-    assert {"lm_head", "embed_tokens"} <= set(answer(backend.train_plan(asked)).result.matrices)
     with pytest.raises(BackendError, match="the context is"):
         answer(backend.train_plan(t.TrainPlanParams(adapter=ADAPTER, longest_example=2000, examples=1)))

@@ -20,11 +20,11 @@ from lanes.batches import Sequences
 from lanes.quantised_model import write_both
 from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
 from mens_core.ops import StoredTensor
-from mens_torch_cuda.fast import elementwise
-from mens_torch_cuda.fast.attention import FastKvCache
+from mens_torch_cuda.fast import elementwise, rotary
+from mens_torch_cuda.fast.attention import FastKvCache, Places
 from mens_torch_cuda.fast.blocks import BLOCKS
 from mens_torch_cuda.fast.ops import FastOps
-from mens_torch_cuda.fast.recorded import filled_up
+from mens_torch_cuda.fast.recorded import Recorder, filled_up
 from mens_torch_cuda.fast.weights import load_matrix, load_vector
 from oracle.float64_forward import forward, settings_of
 from vox_plugin_api.backend import BackendError
@@ -228,6 +228,42 @@ def test_a_decode_step_may_be_filled_up_with_rows_of_nobody(count, family, model
     assert mean_error(found, model.ops.to_host(model.forward(batch, plain).logits)) < exact(family)[1]
     written = (cache.keys[:, :-1] - plain.keys[:, :-1]).abs().amax((0, 2, 4)) > 0.25
     assert not written.any(), "a row of nobody wrote where somebody's keys are"
+
+
+class Recordings:
+    """Stands in for the recorder, which needs a GPU: what it would replay when it is asked."""
+
+    takes = staticmethod(Recorder.takes)
+
+    def __init__(self):
+        self.forgotten = 0
+
+    def forget(self):
+        self.forgotten += 1
+
+    def run(self, run, step, batch, cache):
+        return run(step, Places.of(batch, torch.device("cpu")), cache)
+
+
+@pytest.mark.parametrize("by", ["a prompt", "a decode step", "an operator alone"])
+def test_recorded_steps_are_forgotten_when_the_angles_have_moved(by, model_dir, monkeypatch):
+    """A replay reads the memory that was theirs when it was recorded."""
+    monkeypatch.setattr(rotary, "_FIRST", 4)
+    ops = an_ops()
+    model = open_model(model_dir, ops).model
+    ops._recorder = recordings = Recordings()
+    sequences, cache = Sequences(), model.new_cache(4)
+    model.forward(sequences.step([(0, IDS[:2])]), cache)
+    model.forward(sequences.step([(0, [1])]), cache)
+    before = recordings.forgotten
+    model.forward(sequences.step([(0, [2])]), cache)
+    assert recordings.forgotten == before, "positions 2 and 3 are held by the same tables"
+    if by == "a prompt":
+        model.forward(sequences.step([(1, IDS[:40])]), cache)
+    elif by == "an operator alone":
+        ops._tables[-1].reach(40)
+    model.forward(sequences.step([(0, [3])]), cache)
+    assert recordings.forgotten == before + 1
 
 
 def test_choosing_follows_the_contract(model_dir):

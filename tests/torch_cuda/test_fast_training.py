@@ -15,7 +15,7 @@ from lanes.tiny_models import BY_FAMILY, open_model, random_tensors, write_model
 from lanes.training import a_config, finish, gradients_of, random_adapter, read, some_examples
 from mens_core.adapters.keys import parameter_key
 from mens_core.trainer import Trainer, TrainerState
-from mens_torch_cuda.fast import loss, memory
+from mens_torch_cuda.fast import loss, memory, rotary
 from mens_torch_cuda.fast import trainer as module
 from mens_torch_cuda.fast.laid_out import LaidOut
 from mens_torch_cuda.fast.ops import FastOps
@@ -211,6 +211,24 @@ def test_a_step_is_the_canonical_trainer_s_but_for_rounding(model_dir):
     assert np.mean(alike) > 0.9
 
 
+@pytest.mark.parametrize("share", [None, 0.25, 4.0])
+def test_a_gradient_is_shortened_to_the_norm_that_was_allowed(share, model_dir):
+    """After one step the first moment is the gradient's share (1 - beta1)."""
+
+    def first_moment(most: float | None) -> tuple[float, float]:
+        optimizer = CONFIG.optimizer.model_copy(update={"max_gradient_norm": most})
+        trainer = a_trainer(model_dir, dataclasses.replace(CONFIG, optimizer=optimizer))
+        told = finish(trainer.train_step(EXAMPLES)).gradient_norm
+        moments = trainer.state().first_moments.values()
+        norm = np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in moments))
+        return told, norm / (1 - optimizer.beta1)
+
+    whole, _ = first_moment(None)
+    told, used = first_moment(None if share is None else share * whole)
+    assert told == pytest.approx(whole, rel=1e-5), "what is told is the norm before"
+    assert used == pytest.approx(whole * min(1.0, share or 1.0), rel=1e-5)
+
+
 def test_a_run_goes_on_from_its_state_to_the_same_numbers(model_dir):
     straight = a_trainer(model_dir)
     for _ in range(2):
@@ -220,6 +238,28 @@ def test_a_run_goes_on_from_its_state_to_the_same_numbers(model_dir):
     resumed = FastTrainer(a_model(model_dir), CPU, CONFIG, state=state)
     finish(resumed.train_step(EXAMPLES))
     assert (resumed.step, resumed.adapter_digest) == (3, straight.adapter_digest)
+
+
+def test_a_recorded_step_is_not_run_again_once_the_angles_have_moved(model_dir, monkeypatch):
+    """A longer example makes the tables anew: what was recorded reads where they lay."""
+
+    class Recordings:
+        held_bytes = 0
+
+        def __init__(self):
+            self.asked = []
+
+        def is_due(self, shape):
+            self.asked.append(shape)
+            return False
+
+    monkeypatch.setattr(rotary, "_FIRST", 4)
+    trainer = a_trainer(model_dir)
+    trainer._recorder = recordings = Recordings()
+    for lengths in ((3,), (3,), (40,), (3,)):
+        finish(trainer._differentiate(LaidOut.of(read(some_examples(lengths)), 0, CPU)))
+    first, second, _, again = recordings.asked
+    assert first == second != again
 
 
 def test_dropout_is_the_same_each_time_a_step_is_run(model_dir, monkeypatch):
@@ -259,6 +299,23 @@ def test_what_is_not_finite_is_named_and_nothing_has_changed(model_dir):
     after = trainer.state()
     assert after.step == before.step == 1
     assert all(np.array_equal(after.parameters[key], before.parameters[key]) for key in before.parameters)
+
+
+def test_a_step_without_room_is_not_taken_and_says_so(model_dir, monkeypatch):
+    trainer = a_trainer(model_dir)
+    before, digest = trainer.state().parameters, trainer.adapter_digest
+
+    def no_room(*arguments):
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(trainer._adapter, "stepped", no_room)
+        with pytest.raises(BackendError) as caught:
+            finish(trainer.train_step(EXAMPLES))
+    found = caught.value.error
+    assert (found.code, found.facts["step"]) == ("out-of-device-memory", 1)
+    assert trainer.step == 0 and trainer.adapter_digest == digest
+    assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
 
 
 def test_layers_may_have_ranks_and_alphas_of_their_own(model_dir):

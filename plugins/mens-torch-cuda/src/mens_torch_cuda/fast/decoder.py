@@ -213,9 +213,14 @@ class Decoder:
 
     def embed(self, rows: Rows) -> torch.Tensor:
         """[N, D]"""
+        self.reach(rows)
+        return self.embedding.forward(rows.token_ids)
+
+    def reach(self, rows: Rows) -> int:
+        """Have the angles of all positions; return a number that tells where they lie."""
         for layer in self.layers:
             layer.table.reach(int(np.diff(rows.bounds.starts).max()))
-        return self.embedding.forward(rows.token_ids)
+        return sum(layer.table.size for layer in self.layers)
 
 
 def _made(dx: torch.Tensor | None) -> torch.Tensor:

@@ -64,6 +64,8 @@ class FastOps(AdapterOps):
         self._chosen: tuple[torch.Tensor, Ints] | None = None
         """Logits of the last step and the highest token of each row."""
         self._recorder = Recorder(device) if device.type == "cuda" else None
+        self._recorded_with: list[int] = []
+        """Sizes of the tables that recordings read."""
 
     def facts(self) -> dict[str, Any]:
         return dict(self._facts)
@@ -111,13 +113,17 @@ class FastOps(AdapterOps):
     ) -> tuple[torch.Tensor | None, list[Fault]]:
         """A whole step; decode steps of a shape that came before are replayed as one CUDA graph."""
         self._chosen, self._faults = None, []
-        moved = [table.reach(int(batch.positions.max())) for table in self._tables]
+        for table in self._tables:
+            table.reach(int(batch.positions.max()))
         with torch.inference_mode():
             if self._recorder is None or not self._recorder.takes(batch):
                 logits, flags = self._run(step, Places.of(batch, self.device), cache)
             else:
-                if any(moved):
+                # Whoever moved them: a prompt, a trace, a training step.
+                sizes = [table.size for table in self._tables]
+                if sizes != self._recorded_with:
                     self._recorder.forget()
+                    self._recorded_with = sizes
                 logits, flags = self._recorder.run(self._run, step, batch, cache)
         read = flags.cpu().numpy()
         rows = len(batch.positions)

@@ -29,7 +29,7 @@ class StepRecorder:
     """Records a shape of micro-batch the second time it comes.
 
     What a recording reads and writes beside its index arrays stays where it is: weights, the adapter's
-    rounding, its gradients.
+    rounding, its gradients. Tables of angles that grow move, so their sizes belong to the shape.
     """
 
     def __init__(self, device: torch.device) -> None:

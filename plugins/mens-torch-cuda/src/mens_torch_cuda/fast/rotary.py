@@ -25,10 +25,15 @@ class FastRotaryTable:
         self.cosines = torch.empty(0, len(frequencies), device=device)
         self.sines = self.cosines
 
-    def reach(self, highest: int) -> bool:
-        """Hold all positions up to `highest`; return whether the tables moved."""
-        if highest < len(self.cosines):
-            return False
+    @property
+    def size(self) -> int:
+        """Positions held: another size lies elsewhere, and what was recorded reads freed memory."""
+        return len(self.cosines)
+
+    def reach(self, highest: int) -> None:
+        """Hold all positions up to `highest`."""
+        if highest < self.size:
+            return
         size = max(_FIRST, 1 << highest.bit_length())
         # Modulo one turn by the integers' own overflow.
         turns = np.multiply.outer(np.arange(size, dtype=np.uint64), self._turns)
@@ -36,4 +41,3 @@ class FastRotaryTable:
         for name, of in (("cosines", np.cos), ("sines", np.sin)):
             values = (of(angles) * self._factor).astype(np.float32)
             setattr(self, name, torch.from_numpy(values).to(self._device))
-        return True

@@ -147,7 +147,7 @@ class FastTrainer:
     def _differentiate(self, laid: LaidOut) -> Generator[None, None, torch.Tensor]:
         """Add the gradients of a micro-batch to the adapter's; return its summed loss."""
         self._set_dropout(laid)
-        recorder, key = self._recorder, laid.shape
+        recorder, key = self._recorder, (self._decoder.reach(laid.rows), *laid.shape)
         recorded = 0 if recorder is None else recorder.held_bytes
         rows = len(laid.rows.positions)
         kept = kept_layers(self._model_config, rows, self._device, self._memory_bytes, recorded=recorded)
