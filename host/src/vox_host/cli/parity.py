@@ -66,6 +66,16 @@ def parity(
         float, typer.Option("--temperature", min=0.0, max=100.0, help="0 always takes the likeliest token.")
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Where chance has a part.")] = 0,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            "--at-once",
+            min=1,
+            max=1024,
+            help="Requests to begin together, so that their tokens come of the same steps. No answer "
+            "depends on it: one made alone, elsewhere, is compared with one made in company.",
+        ),
+    ] = 1,
     train_steps: Annotated[
         int,
         typer.Option(
@@ -80,11 +90,27 @@ def parity(
         list[Path] | None,
         typer.Option("--against", help="A certificate made elsewhere with the same model and requests."),
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Ask one plugin, once, and write what it answered to --out, for --against elsewhere; "
+            "nothing is compared.",
+        ),
+    ] = False,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
     ] = None,
     context_length: Annotated[
         int | None, typer.Option("--context-length", min=1, help="Tokens of prompt and answer together.")
+    ] = None,
+    kv_cache_mib: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-mib",
+            min=1,
+            help="Memory for the keys and values of all requests at once; default: the plugin's own bound.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the certificate to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate.")] = False,
@@ -94,7 +120,9 @@ def parity(
     if out is not None:
         refuse_bad_target(out)
     sides = parse_sides(plugin)
-    if len(sides) == 1 and not against:
+    if record:
+        _check_record(sides, against, out)
+    elif len(sides) == 1 and not against:
         sides = parse_sides([plugin[0], plugin[0]])
     found = find_stored_model(Catalogue(settings.models_dir), model, what="comparing plugins on")
     candidates = discover(settings.plugins_dir)
@@ -123,6 +151,8 @@ def parity(
         asked=asked,
         threads=threads,
         context_length=context_length,
+        at_once=at_once,
+        kv_cache_bytes=None if kv_cache_mib is None else kv_cache_mib << 20,
         say=print_progress,
     )
     results, partings, apart = asyncio.run(_run(job, chosen, certified, training))
@@ -135,6 +165,8 @@ def parity(
         machine=machine_facts(),
         training_sha256=training.digest if training else None,
         training_partings=apart,
+        at_once=at_once,
+        is_record=record,
     )
     if out is not None:
         write_report(out, facts)
@@ -177,6 +209,23 @@ async def _run(
             step = await locate_operator(job, step, chosen[0], chosen[place])
         apart.append(step)
     return [*results, *certified], partings, apart
+
+
+def _check_record(sides: Sequence[Side], against: Sequence[Path] | None, out: Path | None) -> None:
+    """Refuse `--record` with anything to compare, or with nowhere to write to."""
+    if len(sides) == 1 and not against and out is not None:
+        return
+    raise UsageError(
+        "usage",
+        "--record takes one --plugin and --out, and no --against: it compares nothing; nothing was started",
+        facts=[
+            ("plugins", len(sides)),
+            ("--against", len(against or [])),
+            ("--out", out or "not given"),
+        ],
+        remedy="Record each side with a command of its own, then compare: `vox-host parity` with the other "
+        "plugin and --against FILE.",
+    )
 
 
 def _asked(

@@ -13,9 +13,11 @@ from vox_host.hardware.system import System
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.training import Taken, TrainingParting
 
-__all__ = ["certificate", "machine_facts", "parse_certificate"]
+__all__ = ["RECORDED", "certificate", "machine_facts", "parse_certificate"]
 
 _VERSION = 1
+RECORDED = "recorded"
+"""In a verdict's place: what one side answered, for `--against` elsewhere."""
 
 
 def certificate(
@@ -28,16 +30,24 @@ def certificate(
     machine: Mapping[str, Any],
     training_sha256: str | None = None,
     training_partings: Sequence[TrainingParting] = (),
+    at_once: int = 1,
+    is_record: bool = False,
 ) -> dict[str, Any]:
-    """Return the certificate. Nothing in `observation` is compared, now or later."""
+    """Return the certificate. Nothing in `observation` is compared, now or later.
+
+    Args:
+        at_once: requests that were begun together; no answer depends on it, so it is not compared.
+        is_record: one side was asked to be compared elsewhere, and nothing here.
+    """
     return {
         "certificate": _VERSION,
-        "verdict": verdict(sides, partings, training_partings),
+        "verdict": RECORDED if is_record else verdict(sides, partings, training_partings),
         "model": model,
         "model_digest": model_digest,
         "prompts_digest": prompts_sha256,
         "training_digest": training_sha256,
         "requests": max((len(side.answers) for side in sides), default=0),
+        "at_once": at_once,
         "numerics": sorted({f"{side.numerics} {side.numerics_version}" for side in sides}),
         "sides": [side.as_dict() for side in sides],
         "differences": [parting.as_dict() for parting in partings],

@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from vox_host.conformance.compare import first_difference
 from vox_host.counted import counted
@@ -29,6 +30,10 @@ from vox_plugin_api.transcript import Transcript
 
 __all__ = ["Job", "ask_side", "find_candidate", "loaded", "locate", "require_capabilities"]
 
+_MAX_SEQUENCES = 64
+"""What a worker is asked to provide for where fewer requests come together: the protocol's default."""
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -39,6 +44,10 @@ class Job:
     asked: Sequence[Asked]
     threads: int | None = None
     context_length: int | None = None
+    at_once: int = 1
+    """Requests that are begun together, so that a worker makes their tokens in the same steps."""
+    kv_cache_bytes: int | None = None
+    """Memory that a worker may use for keys and values; None: its own bound."""
     say: Callable[[str], None] = lambda _: None
 
 
@@ -75,7 +84,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
         path = Path(folder) / "transcript"
         with Transcript(path) as transcript:
             async with loaded(job, side, candidate, transcript) as (worker, load, facts):
-                answers = [await _ask(worker, asked) for asked in job.asked]
+                answers = [answer for group in _groups(job) for answer in await _ask(worker, group)]
         recorded = path.read_bytes()
     return SideResult(
         label=side.label,
@@ -111,6 +120,8 @@ async def loaded(
             context_length=job.context_length,
             numerics="canonical" if "canonical" in offered or not offered else offered[0],
             threads=job.threads,
+            memory_bytes=job.kv_cache_bytes,
+            max_sequences=max(job.at_once, _MAX_SEQUENCES),
             lane_options=dict(side.lane_options),
         )
         event = await worker.call("load_model", params)
@@ -119,10 +130,40 @@ async def loaded(
         await worker.stop()
 
 
-async def _ask(worker: Worker, asked: Asked) -> Answered:
+def _groups(job: Job) -> Iterator[Sequence[Asked]]:
+    for first in range(0, len(job.asked), job.at_once):
+        yield job.asked[first : first + job.at_once]
+
+
+async def _ask(worker: Worker, group: Sequence[Asked]) -> list[Answered]:
+    """Score all prompts of the group, then continue them: begun in order, none waited for before the next."""
+    scores = await _together(_score(worker, asked) for asked in group)
+    answers = await _together(_continue(worker, asked) for asked in group)
+    return [
+        Answered(asked.number, logits_digest, tokens, answer)
+        for asked, logits_digest, (tokens, answer) in zip(group, scores, answers, strict=True)
+    ]
+
+
+async def _together(asking: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Begin all in their order; the first that fails ends the others."""
+    begun = [asyncio.create_task(one) for one in asking]
+    try:
+        return await asyncio.gather(*begun)
+    finally:
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def _score(worker: Worker, asked: Asked) -> str:
     scored = m.EvaluateResult.model_validate((await worker.call("evaluate", asked.evaluate)).result)
     if scored.logits_digest is None:
         raise WorkerFailedError("incomplete-answer", "the worker gave no digest of its logits")
+    return scored.logits_digest
+
+
+async def _continue(worker: Worker, asked: Asked) -> tuple[tuple[int, ...], str]:
     tokens: list[int] = []
     digest = hashlib.sha256()
     async with contextlib.aclosing(worker.stream("generate", asked.generate)) as events:
@@ -131,7 +172,7 @@ async def _ask(worker: Worker, asked: Asked) -> Answered:
                 digest.update(m.canonical_json(event.result) + b"\n")
                 result = m.GenerateResult.model_validate(event.result)
                 tokens += [token.token_id for token in result.tokens]
-    return Answered(asked.number, scored.logits_digest, tuple(tokens), digest.hexdigest())
+    return tuple(tokens), digest.hexdigest()
 
 
 async def locate(
