@@ -13,9 +13,13 @@ import numpy.typing as npt
 
 from mens_core.grid_device import Launch
 
-__all__ = ["LaunchError", "ShimDevice", "native_angles"]
+__all__ = ["KEPT", "LaunchError", "ShimDevice", "native_angles"]
 
 Bytes = npt.NDArray[np.uint8]
+
+_BOTH = 1
+KEPT = {"both": 0, "results": 2, "operands": 3}
+"""Which subnormals a kernel that flushes too little keeps; one alone is possible on x86-64 only."""
 
 
 class LaunchError(Exception):
@@ -46,7 +50,9 @@ class ShimDevice:
     ) -> None:
         self._library = ctypes.CDLL(str(library))
         self._run = self._library.shim_run
-        self._modes = (int(at_end), order, int(flush), simd)
+        self._modes = (int(at_end), order)
+        self._flush, self._simd = _BOTH if flush else KEPT["both"], simd
+        self._keeping: tuple[str, int] | None = None
         self._watch = watch
 
     def put(self, array: npt.NDArray[Any]) -> Bytes:
@@ -74,6 +80,15 @@ class ShimDevice:
         finally:
             self._library.shim_without(-1)
 
+    @contextmanager
+    def keeping(self, kernel: str, kept: str) -> Iterator[None]:
+        """Run with one kernel that keeps subnormals: "operands", "results" or "both"."""
+        self._keeping = (kernel, KEPT[kept])
+        try:
+            yield
+        finally:
+            self._keeping = None
+
     def barriers_met(self) -> set[int]:
         """Return the barriers that threads came to since the last call, where barriers ask `is_kept`."""
         return {number for number in range(64) if self._library.shim_met(number)}
@@ -86,9 +101,11 @@ class ShimDevice:
         sizes = (ctypes.c_int64 * count)(*(buffer.nbytes for buffer in buffers))
         message = ctypes.create_string_buffer(400)
         x, y = (ctypes.c_int64(n) for n in launch.threads)
-        code = self._run(
-            launch.kernel.encode(), pointers, sizes, count, x, y, *self._modes, message, len(message)
-        )
+        flush = self._flush
+        if self._keeping is not None and self._keeping[0] == launch.kernel:
+            flush = self._keeping[1]
+        modes = (*self._modes, flush, self._simd)
+        code = self._run(launch.kernel.encode(), pointers, sizes, count, x, y, *modes, message, len(message))
         if code != 0:
             raise LaunchError(message.value.decode())
         if self._watch is not None:

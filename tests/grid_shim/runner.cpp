@@ -211,6 +211,28 @@ void run_group(int order) {
   }
 }
 
+// What of a kernel's subnormals is zero. One alone is a mistake that only some machines can make.
+enum FlushMode { kNothing, kBoth, kOperands, kResults };
+bool has_mode(int flush) {
+#if defined(__x86_64__)
+  return flush >= kNothing && flush <= kResults;
+#else
+  return flush == kNothing || flush == kBoth;
+#endif
+}
+class Environment {
+ public:
+  explicit Environment(int flush) {
+#if defined(__x86_64__)
+    if (flush == kOperands) _mm_setcsr(_mm_getcsr() & ~0x8000u);
+    if (flush == kResults) _mm_setcsr(_mm_getcsr() & ~0x0040u);
+#endif
+  }
+
+ private:
+  vox::FlushScope both_;
+};
+
 }  // namespace
 
 const Place& current() { return g_place; }
@@ -281,12 +303,16 @@ extern "C" int shim_met(int number) {
 // Runs a kernel over a grid. `buffers` are copied into guarded memory and back, large ones as far as they are
 // touched; `at_end` says which side is
 // guarded to the byte; `order` 0 or 1 is the order in which a group's threads run between barriers;
-// `flush` is the floating-point environment, `simd` the threads of a SIMD
+// `flush` is the floating-point environment (FlushMode), `simd` the threads of a SIMD
 // group. Returns 0, or 1 with what went wrong in `message`.
 extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, int count, int64_t threads_x,
                         int64_t threads_y, int at_end, int order, int flush, int simd, char* message,
                         int message_bytes) {
   using namespace vox_shim;
+  if (!has_mode(flush)) {
+    snprintf(message, message_bytes, "%s: this machine can't flush one of operands and results alone", name);
+    return 1;
+  }
   g_simd_width = simd;
   g_kernel = nullptr;
   for (int i = 0; i < kKernelCount; ++i)
@@ -322,7 +348,7 @@ extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, 
   g_complaint = nullptr;
   volatile int result = 0;
   {
-    vox::FlushScope* volatile scope = flush != 0 ? new vox::FlushScope : nullptr;
+    Environment* volatile scope = flush != kNothing ? new Environment(flush) : nullptr;
     if (sigsetjmp(g_stop, 1) == 0) {
       const int64_t groups_x = (threads_x + kGroup - 1) / kGroup;
       for (int64_t y = 0; y < threads_y; ++y)

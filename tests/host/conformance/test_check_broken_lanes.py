@@ -115,7 +115,7 @@ def test_an_operator_that_raises_is_a_failure_and_the_rest_is_run(tmp_path):
         cpu_lane(tmp_path / "home", "Broken(library.kernels)", imports), "--only", "operators", status=6
     )
     failed = {r["name"]: r["detail"] for r in facts["groups"][0]["results"] if r["status"] == "failed"}
-    assert set(failed) == {"softcap", "softcap/edges", "self-test"}
+    assert set(failed) == {"softcap", "softcap/edges", "softcap/flushed", "self-test"}
     assert "no such instruction" in failed["softcap"]
 
 

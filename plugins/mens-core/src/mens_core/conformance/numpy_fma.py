@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["double_rounded", "flushed", "fma"]
+__all__ = ["double_rounded", "flushed", "fma", "fused"]
 
 _F32, _F64 = np.float32, np.float64
 _SMALLEST = _F32(2.0**-126)
@@ -26,6 +26,11 @@ def flushed(x: npt.ArrayLike) -> Floats:
 
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Floats:
     """Return a * b + c, rounded once to nearest even and flushed; operands are float32 and broadcast."""
+    return flushed(fused(a, b, c))
+
+
+def fused(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Floats:
+    """Return the same with what is subnormal."""
     with np.errstate(all="ignore"):
         product = np.asarray(a, _F64) * np.asarray(b, _F64)
         c = np.asarray(c, _F64)
@@ -38,7 +43,7 @@ def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Floats:
         step = np.where((lost > 0) == (total > 0), 1, -1)
         is_wrong = (lost != 0) & (bits & 1 == 0) & np.isfinite(total) & (total != 0)
         odd = np.where(is_wrong, bits + step, bits).view(_F64)
-        return flushed(odd.astype(_F32).reshape(np.broadcast_shapes(product.shape, c.shape)))
+        return odd.astype(_F32).reshape(np.broadcast_shapes(product.shape, c.shape))
 
 
 def double_rounded(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Floats:

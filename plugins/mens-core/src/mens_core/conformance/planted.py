@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mens_core.conformance.passing import PassingOps
+from mens_core.conformance.planted_flush import keep_subnormals
 from mens_core.conformance.planted_fma import NumpyFmaOps
 from mens_core.conformance.planted_fma_training import with_training_fma
 from mens_core.conformance.planted_weights import HeldMatrix, HeldRotary, RememberingOps
@@ -233,6 +234,8 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         "wrong-rotary-table": Planted(WrongRotaryTable, "rope"),
         "neighbour-race": Planted(NeighbourRace, "attention"),
         "timing-race": Planted(TimingRace, "linear"),
+        # In one operator; `keep_subnormals` plants it in any other that has an intermediate result.
+        "kept-subnormals": Planted(keep_subnormals, "softcap"),
         # Over a lane that trains.
         "wrong-gradient": Planted(_wrong_gradient, "rms_norm_backward"),
         # In every operator of training that has an fma; the first by name.

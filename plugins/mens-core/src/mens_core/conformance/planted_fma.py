@@ -17,6 +17,7 @@ from mens_core.rotary import table as rotary_values
 __all__ = ["NumpyFmaOps"]
 
 Fma = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], Floats]
+Flush = Callable[[npt.ArrayLike], Floats]
 F32 = np.float32
 
 _EXP = (0x3C091EF0, 0x3D2AAC2C, 0x3E2AAA46, 0x3EFFFFFE, 0x3F800000, 0x3F800000)
@@ -41,11 +42,17 @@ class _Cache:
 class NumpyFmaOps(RememberingOps):
     """docs/numerics.md, sections 2 to 9 and 11, with one `fma`; quantised products are the lane's."""
 
-    def __init__(self, lane: Ops, fma: Fma = double_rounded) -> None:
+    def __init__(self, lane: Ops, fma: Fma = double_rounded, flush: Flush = flushed) -> None:
+        """`flush`: of what every other operation is given and makes; `fma` does so itself."""
         super().__init__(lane)
         self._fma = fma
+        self._flush = flush
 
     # --- what operators are made of ------------------------------------------------------------
+
+    def values(self, x: Tensor) -> Floats:
+        """Return a tensor's numbers as operands: what is subnormal counts as zero."""
+        return self._flush(super().values(x))
 
     def c128(self, a: Floats, b: Floats) -> Floats:
         """Return the sum over the last axis of a * b."""
@@ -55,7 +62,7 @@ class NumpyFmaOps(RememberingOps):
             part = np.zeros_like(total)
             for k in range(start, min(start + BLOCK, a.shape[-1])):
                 part = self._fma(a[..., k], b[..., k], part)
-            total = part if start == 0 else flushed(total + part)
+            total = part if start == 0 else self._flush(total + part)
         return total
 
     def _polynomial(self, first: int, x: Floats, coefficients: Sequence[int]) -> Floats:
@@ -77,18 +84,18 @@ class NumpyFmaOps(RememberingOps):
         e = (b - np.int32(0x3F3504F3)) >> 23
         m, n = (b - (e << 23)).view(F32), e.astype(F32)
         f = m - F32(1)
-        z = flushed(f * f)
-        t = flushed(flushed(z * f) * self._polynomial(0x3D5AC715, f, _LOG))
+        z = self._flush(f * f)
+        t = self._flush(self._flush(z * f) * self._polynomial(0x3D5AC715, f, _LOG))
         t = self._fma(z, F32(-0.5), self._fma(n, _bits(0x35BFBE8E), t))
-        return self._fma(n, _bits(0x3F317200), flushed(f + t))
+        return self._fma(n, _bits(0x3F317200), self._flush(f + t))
 
     def _logistic(self, x: Floats, exponent: Floats) -> Floats:
-        return flushed(x / (F32(1) + self.exp(np.where(exponent < 88, exponent, F32(88)))))
+        return self._flush(x / (F32(1) + self.exp(np.where(exponent < 88, exponent, F32(88)))))
 
     def tanh(self, x: Floats) -> Floats:
         a = np.abs(x)
-        z = flushed(a * a)
-        small = self._fma(flushed(self._polynomial(0xBBBA8671, z, _TANH) * z), a, a)
+        z = self._flush(a * a)
+        small = self._fma(self._flush(self._polynomial(0xBBBA8671, z, _TANH) * z), a, a)
         e = self.exp(a * F32(-2))
         return np.copysign(np.where(a < F32(0.625), small, (F32(1) - e) / (F32(1) + e)), x)
 
@@ -107,9 +114,9 @@ class NumpyFmaOps(RememberingOps):
 
     def _norm(self, x: Floats, w: Floats, eps: float) -> Floats:
         with np.errstate(all="ignore"):
-            mean = flushed(self.c128(x, x) / F32(x.shape[-1]))
-            inverse = F32(1) / np.sqrt(mean + F32(eps))
-            return flushed(flushed(x * inverse[..., None]) * w)
+            mean = self._flush(self.c128(x, x) / F32(x.shape[-1]))
+            inverse = F32(1) / np.sqrt(mean + self._flush(F32(eps)))
+            return self._flush(self._flush(x * inverse[..., None]) * w)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, name: str) -> Tensor:
         made = self.lane.rms_norm(x, weight, eps, name=name)
@@ -127,8 +134,8 @@ class NumpyFmaOps(RememberingOps):
         for row, position in enumerate(positions.tolist()):
             cos, sin = rotary_values(table.frequencies, table.factor, range(position, position + 1))
             one, two = np.moveaxis(rows[row].reshape(heads, 2, -1), 1, 0)
-            first = self._fma(one, cos[0], -flushed(two * sin[0]))
-            second = self._fma(two, cos[0], flushed(one * sin[0]))
+            first = self._fma(one, cos[0], -self._flush(two * sin[0]))
+            second = self._fma(two, cos[0], self._flush(one * sin[0]))
             made[row] = np.stack([first, second], axis=1).reshape(-1)
         return self.tensor(made)
 
@@ -170,11 +177,11 @@ class NumpyFmaOps(RememberingOps):
         m = total = o = np.zeros(0, F32)
         for number, held in enumerate(blocks):
             keys, values = (np.repeat(np.stack(part), group, axis=1) for part in zip(*held, strict=True))
-            s = flushed(self.c128(query[None], keys) * F32(spec.scale))
+            s = self._flush(self.c128(query[None], keys) * self._flush(F32(spec.scale)))
             if spec.softcap is not None:
-                s = flushed(F32(spec.softcap) * self.tanh(flushed(s / F32(spec.softcap))))
+                s = self._flush(F32(spec.softcap) * self.tanh(self._flush(s / F32(spec.softcap))))
             m_b = s.max(axis=0) + F32(0)
-            p = self.exp(flushed(s - m_b))
+            p = self.exp(self._flush(s - m_b))
             l_b, o_b = np.zeros(len(query), F32), np.zeros_like(query)
             for j in range(len(held)):
                 l_b = l_b + p[j]
@@ -184,33 +191,35 @@ class NumpyFmaOps(RememberingOps):
                 continue
             top = np.maximum(m, m_b) + F32(0)
             a, b = self.exp(m - top), self.exp(m_b - top)
-            total = self._fma(total, a, flushed(l_b * b))
-            o = self._fma(o, a[:, None], flushed(o_b * b[:, None]))
+            total = self._fma(total, a, self._flush(l_b * b))
+            o = self._fma(o, a[:, None], self._flush(o_b * b[:, None]))
             m = top
-        return flushed(o / total[:, None])
+        return self._flush(o / total[:, None])
 
     def silu_gate(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
         made = self.lane.silu_gate(gate, up, name=name)
         with np.errstate(all="ignore"):
             x = self.values(gate)
-            return self._or_lane(made, flushed(self._logistic(x, -x) * self.values(up)))
+            return self._or_lane(made, self._flush(self._logistic(x, -x) * self.values(up)))
 
     def gelu_gate(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
         made = self.lane.gelu_gate(gate, up, name=name)
         with np.errstate(all="ignore"):
             x = self.values(gate)
-            w = self._fma(flushed(x * x), _bits(0xBD922279), _bits(0xBFCC422A))
-            return self._or_lane(made, flushed(self._logistic(x, flushed(x * w)) * self.values(up)))
+            w = self._fma(self._flush(x * x), _bits(0xBD922279), _bits(0xBFCC422A))
+            return self._or_lane(made, self._flush(self._logistic(x, self._flush(x * w)) * self.values(up)))
 
     def softcap(self, x: Tensor, cap: float, *, name: str) -> Tensor:
         made = self.lane.softcap(x, cap, name=name)
         with np.errstate(all="ignore"):
-            return self._or_lane(made, flushed(F32(cap) * self.tanh(flushed(self.values(x) / F32(cap)))))
+            return self._or_lane(
+                made, self._flush(F32(cap) * self.tanh(self._flush(self.values(x) / F32(cap))))
+            )
 
     def token_weights(self, logits: Tensor, row: int, temperature: float) -> npt.NDArray[np.uint64]:
         x = self.values(logits)[row]
         with np.errstate(all="ignore"):
-            e = self.exp(flushed(flushed(x - (x.max() + F32(0))) / F32(temperature)))
+            e = self.exp(self._flush(self._flush(x - (x.max() + F32(0))) / F32(temperature)))
         return np.floor(e.astype(np.float64) * 2.0**32).astype(np.uint64)
 
     def log_normaliser(self, logits: Tensor) -> npt.NDArray[np.float32]:
@@ -218,6 +227,6 @@ class NumpyFmaOps(RememberingOps):
         x = self.values(logits)
         with np.errstate(all="ignore"):
             m = x.max(axis=1) + F32(0)
-            e = self.exp(flushed(x - m[:, None]))
-            mine = flushed(m + self._log(self.c128(e, np.ones((1, 1), F32))))
+            e = self.exp(self._flush(x - m[:, None]))
+            mine = self._flush(m + self._log(self.c128(e, np.ones((1, 1), F32))))
         return mine if np.isfinite(made).all() else made

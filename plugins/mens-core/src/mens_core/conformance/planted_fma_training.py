@@ -46,7 +46,7 @@ class _Arithmetic(NumpyFmaOps):
     def norm_gradient(self, dy: Floats, x: Floats, w: Floats, eps: float) -> Floats:
         width = F32(x.shape[-1])
         g = flushed(dy * w)
-        inverse = F32(1) / np.sqrt(flushed(self.c128(x, x) / width) + F32(eps))
+        inverse = F32(1) / np.sqrt(flushed(self.c128(x, x) / width) + flushed(F32(eps)))
         c = flushed(flushed(self.c128(g, x) * inverse) / width)
         n = flushed(x * inverse[..., None])
         return flushed(self.fma(-n, c[..., None], g) * inverse[..., None])
@@ -73,7 +73,7 @@ class _Arithmetic(NumpyFmaOps):
     def pairs(self, rows: dict[str, Floats], spec: AttentionSpec, seen: Mask) -> tuple[Floats, Floats]:
         """Return P and dS of one head's pairs [i, j]; of those that are not seen, anything."""
         delta = self.c128(rows["dy"], rows["out"])
-        x = flushed(self.c128(rows["q"][:, None], rows["k"][None]) * F32(spec.scale))
+        x = flushed(self.c128(rows["q"][:, None], rows["k"][None]) * flushed(F32(spec.scale)))
         dp = self.c128(rows["dy"][:, None], rows["v"][None])
         s, ratio = x, x
         if spec.softcap is not None:
@@ -114,7 +114,7 @@ class _TrainingFma:
     rope: Any
 
     def _numbers(self, x: Any) -> Floats:
-        return np.array(self.to_host(x), F32)
+        return flushed(np.array(self.to_host(x), F32))
 
     def _or_lane(self, made: Any, mine: Floats) -> Any:
         if np.isfinite(self._numbers(made)).all() and np.isfinite(mine).all():
@@ -213,7 +213,7 @@ class _TrainingFma:
                     self._kit.add_parts(dq[here, head], has_dq, ds, seen, rows["k"])
                     self._kit.add_parts(dv[here, g], has_dv[g], p.T, seen.T, rows["dy"])
                     self._kit.add_parts(dk[here, g], has_dk[g], ds.T, seen.T, rows["q"])
-            scale = F32(spec.scale)
+            scale = flushed(F32(spec.scale))
             mine = (flushed(dq * scale), flushed(dk * scale), dv)
         if all(np.isfinite(x).all() for x in (*mine, *map(self._numbers, made))):
             made = tuple(self.from_host(np.ascontiguousarray(x.reshape(count, -1))) for x in mine)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.conformance.cases import CASES, Case
+from mens_core.conformance.cases_flushed import FLUSHED
 from mens_core.conformance.definition import SUITE_VERSION, definition
 from mens_core.conformance.extended import EXTENDED
 from mens_core.conformance.quick import place_of
@@ -88,18 +89,24 @@ def answer(make_ops: Callable[[], Ops], params: ConformanceParams) -> Reply:
 def cases_of(group: str) -> Mapping[str, Callable[[Any], Iterator[npt.NDArray[Any]]]]:
     """Return a group's cases by name; the part of a name before the first slash is the operator."""
     if group == "operators":
-        return {**CASES, **EXTENDED}
+        return {**CASES, **EXTENDED, **FLUSHED}
     # Imported when they are asked for: a worker that serves loads nothing of training.
     from mens_core.conformance import cases_training_edges as edges
+    from mens_core.conformance import cases_training_flushed as flushed
     from mens_core.conformance import cases_training_rounding as rounding
 
     if group == "backward":
         from mens_core.conformance.cases_backward import BACKWARD_CASES
 
-        return {**BACKWARD_CASES, **edges.BACKWARD_EDGES, **rounding.BACKWARD_ROUNDING}
+        return {
+            **BACKWARD_CASES,
+            **edges.BACKWARD_EDGES,
+            **rounding.BACKWARD_ROUNDING,
+            **flushed.BACKWARD_FLUSHED,
+        }
     from mens_core.conformance.cases_updates import UPDATE_CASES
 
-    return {**UPDATE_CASES, **edges.UPDATE_EDGES, **rounding.UPDATE_ROUNDING}
+    return {**UPDATE_CASES, **edges.UPDATE_EDGES, **rounding.UPDATE_ROUNDING, **flushed.UPDATE_FLUSHED}
 
 
 def outputs_of(case: Case, ops: Ops) -> Iterator[npt.NDArray[Any]]:
