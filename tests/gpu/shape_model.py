@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mens_core.philox import STREAM_VECTORS, philox_words
 from vox_plugin_api.families import ModelConfig, expected_shapes, parse_config
 
-__all__ = ["QWEN3_06B", "TensorBytes", "drawn_tensors", "write_shape"]
+__all__ = ["QWEN3_06B", "STORED_AS", "TensorBytes", "drawn_tensors", "write_shape"]
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -41,7 +41,8 @@ QWEN3_06B: dict[str, Any] = {
 }
 _POOL = 1_000_003
 _BLOCK = 32
-_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "U8"}
+STORED_AS: Mapping[str, str] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "U8"}
+"""The dtype of a format in a safetensors header."""
 
 
 def write_shape(
@@ -58,7 +59,7 @@ def write_shape(
     quantised: dict[str, Any] = {}
     for name, drawn in drawn_tensors(parse_config(settings), weight_format, seed):
         dims = list(drawn.shape) if drawn.format != "q8_0" else [drawn.nbytes]
-        tensors[name] = (_DTYPES[drawn.format], dims, drawn.whole().tobytes())
+        tensors[name] = (STORED_AS[drawn.format], dims, drawn.whole().tobytes())
         if drawn.format == "q8_0":
             quantised[name] = {"format": "q8_0", "shape": list(drawn.shape)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,9 +86,9 @@ class TensorBytes:
 
 
 def drawn_tensors(
-    config: ModelConfig, weight_format: str, seed: int = 6
+    config: ModelConfig, weight_format: str, seed: int = 6, *, only: Container[str] | None = None
 ) -> Iterator[tuple[str, TensorBytes]]:
-    """Every tensor of a model by its name in a checkpoint."""
+    """Every tensor of a model by its name in a checkpoint; `only` these, if it is given."""
     words = philox_words(seed, STREAM_VECTORS, 1, _POOL)
     pool = (words.astype(np.float64) / 2**31 - 1).astype(np.float32)
     shapes = expected_shapes(config)
@@ -97,6 +98,8 @@ def drawn_tensors(
         names["lm_head.weight"] = "lm_head.weight"
     for number, (name, shape) in enumerate(shapes.items()):
         dims = tuple(shape)
+        if only is not None and names[name] not in only:
+            continue
         if len(dims) == 1:
             vector = (1 + pool[: dims[0]] / 8).view(np.uint8)
             yield names[name], TensorBytes("f32", dims, vector, vector.nbytes)
