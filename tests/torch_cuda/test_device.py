@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mens_core.grid_device import Launch  # noqa: E402
 from vox_plugin_api.backend import BackendError  # noqa: E402
 
 
@@ -66,3 +67,33 @@ def test_what_torch_keeps_for_later_is_given_back_before_a_request_fails(device,
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert device.empty(8).nbytes == 8
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "is_early"),
+    [
+        ("vox_step_normed_q8_0_16", 1, True),
+        ("vox_step_attend_1_1", 1, True),
+        ("vox_step_attend_4_1", 32, False),
+        ("vox_step_tiles_q8_0_Wide", 1, False),
+        ("vox_norm_staged", 1, False),  # it does not wait itself for what it reads
+    ],
+)
+def test_only_kernels_of_one_row_that_wait_themselves_start_early(device, kernel, rows, is_early):
+    launched = []
+
+    class Driver:
+        def cuLaunchKernel(self, *arguments):
+            launched.append(False)
+            return (0,)
+
+        def cuLaunchKernelEx(self, *arguments):
+            launched.append(True)
+            return (0,)
+
+    module = sys.modules["mens_torch_cuda.device"]
+    device._starts_early, device._functions = True, {kernel: 1}
+    device._stream = lambda: 0
+    module.driver, module._early = Driver(), lambda *given: None
+    device.launch(Launch(kernel, (), b"", (128, rows)))
+    assert launched == [is_early]
