@@ -169,7 +169,7 @@ def test_one_model_at_a_time_and_unloading_makes_room(qwen3):
     running = backend.generate(ask([1, 2], 50))
     for _ in range(4):
         next(running)
-    assert backend.unload(m.UnloadParams()).observation == {"peak_kv_blocks": 1}
+    assert backend.unload(m.UnloadParams()).observation["peak_kv_blocks"] == 1
     with pytest.raises(BackendError) as caught:
         results(running)
     assert caught.value.error.code == "model-unloaded"

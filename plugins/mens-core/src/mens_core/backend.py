@@ -282,7 +282,7 @@ class MensBackend(Backend):
             self._training = None
         served.engine.stop("model-unloaded", "the model was unloaded while this request ran")
         self._served = None
-        return Reply(observation={"peak_kv_blocks": served.engine.pool.peak_used})
+        return Reply(observation=served.engine.facts())
 
     def _fast_of(self, served: Served) -> FastMode | None:
         """How the loaded model trains, if it was loaded with fast numerics."""

@@ -29,6 +29,13 @@ class KvPlan:
     """Positions of one sequence."""
     warnings: tuple[str, ...]
 
+    def taken_freely(self, weight_bytes: int) -> int:
+        """Return how many blocks may be touched before kept ones make place: an eighth of the weights.
+
+        Beyond that memory grows with what is served at once, never with what was served before.
+        """
+        return weight_bytes // 8 // self.block_bytes
+
     def as_facts(self) -> dict[str, Any]:
         """Return the plan as an observation."""
         return {

@@ -20,13 +20,20 @@ from mens_core.numerics_error import compare_logits, reference_logits
 from mens_core.ops import Ops
 from mens_core.scheduler import StepLimits
 from mens_core.training_ops import AdapterOps
+from mens_core.weights_fit import weight_bytes
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD
-from vox_plugin_api.messages import LoadModelParams, LoadResult, NumericsError, TensorsReport
+from vox_plugin_api.messages import (
+    LoadModelParams,
+    LoadResult,
+    NumericsError,
+    TensorsReport,
+    canonical_json,
+)
 
-__all__ = ["LaneFactory", "Served", "Service", "load_served"]
+__all__ = ["LaneFactory", "Served", "Service", "kv_origin", "load_served"]
 
 LaneFactory = Callable[[LoadModelParams], Ops]
 """Makes a lane for one model: threads and numerics are in the parameters."""
@@ -88,6 +95,7 @@ def load_served(
         )
         checkpoint = Checkpoint.open(path)
         adapter = None if params.adapter is None else read_adapter(params.adapter, config)
+        weights = weight_bytes(path)
         opened = time.perf_counter()
         reference = None
         if measured_by is not None:
@@ -120,6 +128,8 @@ def load_served(
         blocks=plan.blocks,
         max_sequences=params.max_sequences,
         limits=StepLimits(rows=service.rows),
+        origin=kv_origin(params, adapter),
+        taken_freely=plan.taken_freely(weights) if ops.kv_is_taken_when_touched else None,
     )
     observation = {
         "open_s": opened - started,
@@ -131,6 +141,25 @@ def load_served(
     if measured_by is not None:
         observation["measured_s"] = measured - opened
     return Served(ops, loaded, engine, _report(params, loaded, plan, adapter, distance), observation)
+
+
+def kv_origin(params: LoadModelParams, adapter: ServedAdapter | None) -> str:
+    """Name all that decides the bytes of keys and values beside the token ids before them.
+
+    The cache and its blocks go with the load, so one that is not equal to it is never met; that they
+    can't be mixed up is said here all the same. How a lane computes is not in it: the bytes are equal.
+    """
+    return canonical_json(
+        {
+            "model_digest": params.model_digest,
+            "adapter_digest": None if adapter is None else adapter.digest,
+            "adapter_config": None
+            if params.adapter is None
+            else params.adapter.config.model_dump(mode="json"),
+            "numerics": params.numerics,
+            "numerics_version": NUMERICS_VERSION,
+        }
+    ).decode()
 
 
 def _load(
