@@ -117,6 +117,7 @@ def test_a_load_reports_what_was_loaded_and_what_it_took(model_dir, make_lane):
         "positions": 2048,
         "reserved_bytes": 16 * block,
         "budget_bytes": 2 << 30,
+        "free_bytes": None,
     }
     assert seen["load_s"] >= seen["weights_s"] > 0
     assert isinstance(seen["lane"], dict)

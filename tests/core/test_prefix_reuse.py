@@ -13,6 +13,7 @@ from lanes.chain_model import ChainModel, new_cache
 from lanes.toy_model import VOCAB
 from mens_core.engine import Engine
 from mens_core.kv_blocks import BlockPool, Reservation
+from mens_core.kv_memory import KvMemory
 from mens_core.ops import BLOCK
 from mens_core.prefix_index import PrefixIndex
 from mens_core.scheduler import StepLimits
@@ -25,7 +26,11 @@ BASES = [[base, *((i * i) % (VOCAB - 1) for i in range(511))] for base in range(
 """Their first blocks differ, and what comes behind them doesn't."""
 
 
-def an_engine(*, blocks=16, adapter=0, cache=None, pool=None, freely=None, refuses=None, **limits) -> Engine:
+def a_memory(freely: int, free_bytes=lambda: None) -> KvMemory:
+    return KvMemory(block_bytes=1000, free_bytes=free_bytes, taken_freely=freely)
+
+
+def an_engine(*, blocks=16, adapter=0, cache=None, pool=None, memory=None, refuses=None, **limits) -> Engine:
     engine = Engine(
         ChainModel(adapter, poison=POISON, most_rows=refuses),
         new_cache(blocks) if cache is None else cache,
@@ -34,7 +39,7 @@ def an_engine(*, blocks=16, adapter=0, cache=None, pool=None, freely=None, refus
         blocks=blocks,
         limits=StepLimits(**limits),
         origin=f"adapter {adapter}",
-        taken_freely=freely,
+        memory=memory,
     )
     if pool is not None:
         engine.pool = pool
@@ -111,6 +116,9 @@ class Mix:
     rows: int
     blocks: int
     freely: int | None
+    """Blocks that may be touched for kept ones' sake; None: all."""
+    room: int | None
+    """Blocks that there is memory for; None: it can't be told."""
     refused_steps: int
     """In every so many turns the lane refuses steps of more than 40 rows; 0: never."""
 
@@ -142,7 +150,8 @@ def a_mix(seed: int) -> Mix:
         asked=[a_request(draw) for _ in range(draw.randrange(4, 10))],
         rows=draw.choice([7, 64, 100, 256]),
         blocks=draw.choice([4, 5, 8, 24]),
-        freely=draw.choice([None, 0, 3]),
+        freely=draw.choice([None, 0, 3, 8]),
+        room=draw.choice([None, 3, 4, 6]),
         refused_steps=draw.choice([0, 0, 3]),
     )
 
@@ -157,9 +166,20 @@ def run(mix: Mix) -> int:
     Two engines stand for two adapters over the same memory.
     """
     pool, cache = BlockPool(mix.blocks, taken_freely=mix.freely), new_cache(mix.blocks)
+
+    def free_bytes() -> int | None:
+        # 1112 bytes for each block of 1000: a tenth is left for the steps.
+        return None if mix.room is None else (mix.room - pool.touched) * 1112
+
     engines = [
         an_engine(
-            blocks=mix.blocks, adapter=adapter, cache=cache, pool=pool, rows=mix.rows, least_prefill_rows=1
+            blocks=mix.blocks,
+            adapter=adapter,
+            cache=cache,
+            pool=pool,
+            memory=None if mix.freely is None else a_memory(mix.freely, free_bytes),
+            rows=mix.rows,
+            least_prefill_rows=1,
         )
         for adapter in (0, 1)
     ]
@@ -187,11 +207,14 @@ def run(mix: Mix) -> int:
         turn += 1
         assert turn < 2000, "somebody waits for ever"
     for one, request, sequence, _ in here:
-        if sequence.is_cancelled or (
-            sequence.failure is not None and sequence.failure.error.code == "out-of-device-memory"
-        ):
+        if sequence.is_cancelled:
+            continue
+        if sequence.failure is not None and "memory" in sequence.failure.error.code:
+            assert mix.refused_steps or -(-request.positions // BLOCK) > mix.room
             continue
         assert outcome(sequence) == alone(request, one.adapter)
+    if mix.room is not None and mix.freely is not None:
+        assert pool.touched <= mix.room
     assert (pool.used, pool.promised) == (0, 0)
     assert sorted([*pool._free, *pool._kept]) == list(range(mix.blocks))
     assert len(pool.index) == pool.kept <= mix.blocks
@@ -270,9 +293,34 @@ def _skip_positions_whose_logits_are_wanted(monkeypatch):
     monkeypatch.setattr(SequenceRequest, "reusable", property(lambda self: len(self.token_ids) - 1))
 
 
+def _forget_what_was_promised(monkeypatch):
+    refusal = KvMemory.refusal
+
+    def of_the_written_alone(self, pool, blocks, prefix):
+        promised, pool.promised = pool.promised, 0
+        said = refusal(self, pool, blocks, prefix)
+        pool.promised = promised
+        return said
+
+    monkeypatch.setattr(KvMemory, "refusal", of_the_written_alone)
+
+
+def _touch_for_what_is_kept(monkeypatch):
+    refusal = KvMemory.refusal
+
+    def keeps(self, pool, blocks, prefix):
+        said = refusal(self, pool, blocks, prefix)
+        pool.taken_freely = self.taken_freely
+        return said
+
+    monkeypatch.setattr(KvMemory, "refusal", keeps)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        _forget_what_was_promised,
+        _touch_for_what_is_kept,
         _ignore_the_adapter,
         _ignore_what_came_before,
         _find_blocks_that_were_given_up,
@@ -440,7 +488,7 @@ def test_the_oldest_goes_first_and_of_one_prompt_its_end():
 
 @pytest.mark.parametrize(("freely", "touched"), [(None, 12), (0, 3), (2, 3), (5, 5)])
 def test_what_is_kept_takes_no_new_memory_beyond_what_may_be_taken_freely(freely, touched):
-    engine = an_engine(blocks=12, freely=freely)
+    engine = an_engine(blocks=12, memory=None if freely is None else a_memory(freely))
     for first in range(10):
         sequence = serve(engine, ask([first, *BASES[0][:300]], 1))
         assert outcome(sequence) == alone(sequence.request)
@@ -455,7 +503,7 @@ def test_one_short_user_takes_one_block_however_often_it_asks():
 
 
 def test_what_is_served_at_once_may_touch_new_memory_whatever_is_kept():
-    engine = an_engine(blocks=12, freely=0)
+    engine = an_engine(blocks=12, memory=a_memory(0))
     serve(engine, ask(BASES[0][:300], 1))
     three = [engine.submit(ask([7, first, *BASES[0][:300]], 4)) for first in range(3)]
     finish(engine, *three)

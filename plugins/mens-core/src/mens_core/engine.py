@@ -16,6 +16,7 @@ from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 from mens_core.kv_blocks import BlockPool, blocks_for
+from mens_core.kv_memory import KvMemory
 from mens_core.models.model import StepResult
 from mens_core.ops import BLOCK, Batch, KvCache
 from mens_core.prefix_index import WholeBlock
@@ -53,13 +54,13 @@ class Engine:
         max_sequences: int = 64,
         limits: StepLimits | None = None,
         origin: str = "",
-        taken_freely: int | None = None,
+        memory: KvMemory | None = None,
     ) -> None:
         """Start with nothing queued and no block touched.
 
         Args:
             origin: what decides a block's bytes beside token ids: model, adapter, numerics.
-            taken_freely: see `BlockPool`.
+            memory: what blocks take that nobody has touched yet; None: all of it is taken already.
         """
         self._model = model
         self._cache = cache
@@ -70,7 +71,8 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._origin = origin
-        self.pool = BlockPool(blocks, taken_freely=taken_freely)
+        self._memory = memory
+        self.pool = BlockPool(blocks, taken_freely=None if memory is None else memory.taken_freely)
         self.steps = 0
         self.computed = 0
         """Rows that the model ran."""
@@ -174,6 +176,13 @@ class Engine:
             prefix = self._known_prefix(sequence)
             if not self.pool.can_reserve(needed, prefix):
                 return
+            refusal = None if self._memory is None else self._memory.refusal(self.pool, needed, prefix)
+            if refusal is not None and self.pool.reserved:
+                return  # whoever ends first leaves blocks that are touched already
+            if refusal is not None:
+                said = refusal.error
+                self._fail(sequence, said.code, said.message, said.facts, said.remedy)
+                continue
             self._waiting.popleft()
             sequence.blocks = self.pool.reserve(needed, prefix)
             self._skip(sequence, len(prefix))

@@ -47,7 +47,7 @@ class BlockPool:
         self.touched = 0
         """The most blocks ever held or kept at once; higher numbers were never written to."""
         self.index = PrefixIndex()
-        self._taken_freely = total if taken_freely is None else min(taken_freely, total)
+        self.taken_freely = total if taken_freely is None else taken_freely
         self._free = list(range(total))
         self._holders = [0] * total
         self._whole: dict[int, WholeBlock] = {}
@@ -82,10 +82,18 @@ class BlockPool:
             chain.append(found)
         return chain[len(behind) :]
 
+    @property
+    def idle(self) -> int:
+        """Blocks that were written to, and that nobody holds or has use for."""
+        return self.touched - self.used - self.kept
+
+    def reserved_with(self, blocks: int, prefix: Sequence[WholeBlock] = ()) -> int:
+        """Return what would be reserved beside a sequence of `blocks`; what others hold counts once."""
+        return self.reserved + blocks - sum(self._holders[whole.number] > 0 for whole in prefix)
+
     def can_reserve(self, blocks: int, prefix: Sequence[WholeBlock] = ()) -> bool:
-        """Whether that many are promised to nobody, those of `prefix` that others hold counting for both."""
-        shared = sum(self._holders[whole.number] > 0 for whole in prefix)
-        return self.reserved + blocks - shared <= self.total
+        """Whether that many are there for a sequence that begins with `prefix`."""
+        return self.reserved_with(blocks, prefix) <= self.total
 
     def reserve(self, blocks: int, prefix: Sequence[WholeBlock] = ()) -> Reservation:
         """Promise blocks to a sequence whose first ones are those of `prefix`.
@@ -107,17 +115,17 @@ class BlockPool:
 
     def _take(self) -> int:
         """Return a block of any content for a promise: a free one, an untouched one, or the oldest kept."""
-        lowest = self._free[0] if self._free else self.total
-        if self._kept and lowest >= max(self.touched, self._taken_freely):
-            lowest, whole = self._kept.popitem(last=False)
+        gives_up = not self._free or self._free[0] >= max(self.touched, self.taken_freely)
+        if gives_up and self._kept:
+            block, whole = self._kept.popitem(last=False)
             self.index.remove(whole)
-            del self._whole[lowest]
+            del self._whole[block]
         else:
-            heapq.heappop(self._free)
-        self.touched = max(self.touched, lowest + 1)
+            block = heapq.heappop(self._free)
+        self.touched = max(self.touched, block + 1)
         self.promised -= 1
-        self._hold(lowest)
-        return lowest
+        self._hold(block)
+        return block
 
     def _adopt(self, whole: WholeBlock) -> None:
         self.promised -= 1

@@ -13,6 +13,7 @@ from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.copies import BaseTable, compare_copies
 from mens_core.adapters.served import ServedAdapter, read_adapter
 from mens_core.engine import Engine
+from mens_core.kv_memory import FreeBytes, KvMemory
 from mens_core.kv_plan import KvPlan, plan_kv_cache
 from mens_core.models.load import LoadedModel, Progress, load
 from mens_core.numerics import NUMERICS_VERSION
@@ -72,14 +73,16 @@ def load_served(
     service: Service,
     *,
     default_kv_bytes: int,
+    free_bytes: FreeBytes = lambda: None,
     measured_by: Service | None = None,
 ) -> Generator[Progress, None, Served]:
     """Open, check and load a model directory, yielding after each layer.
 
     The cache is planned and an adapter is held against the config before a weight is read, so
-    what can't fit fails in milliseconds.
+    what can't fit fails in milliseconds; it is planned again by what is free beside the weights.
 
     Args:
+        free_bytes: measures what the device could still take.
         measured_by: the canonical service that this one's logits are held against: the model is loaded
             by it first, runs the reference prompts, and is let go of.
 
@@ -120,6 +123,16 @@ def load_served(
     ops = loaded.model.ops
     distance = None if reference is None else compare_logits(reference, reference_logits(loaded.model))
     weights_read = time.perf_counter()
+    plan = plan_kv_cache(
+        config,
+        params,
+        default_bytes=default_kv_bytes,
+        value_bytes=service.kv_value_bytes,
+        free_bytes=free_bytes(),
+    )
+    memory = None
+    if ops.kv_is_taken_when_touched:
+        memory = KvMemory(plan.block_bytes, free_bytes, plan.taken_freely(weights))
     engine = Engine(
         loaded.model,
         loaded.model.new_cache(plan.blocks),
@@ -129,7 +142,7 @@ def load_served(
         max_sequences=params.max_sequences,
         limits=StepLimits(rows=service.rows),
         origin=kv_origin(params, adapter),
-        taken_freely=plan.taken_freely(weights) if ops.kv_is_taken_when_touched else None,
+        memory=memory,
     )
     observation = {
         "open_s": opened - started,
