@@ -34,7 +34,7 @@ def test_the_lowest_free_block_comes_first_so_untouched_memory_stays_untouched()
     a.release()
     c = pool.reserve(3)
     c.grow_to(384)
-    assert (b.table, c.table, pool.peak_used) == ([2], [0, 1, 3], 4)
+    assert (b.table, c.table, pool.touched) == ([2], [0, 1, 3], 4)
 
 
 def test_releasing_twice_gives_back_once():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
-from vox_host.app.service import EngineHealth
+from vox_host.app.service import EngineEvent, EngineHealth
 from vox_host.workers import Supervisor
 from vox_plugin_api import messages as m
 
@@ -27,9 +28,16 @@ class WorkerEngine:
             detail = f"{detail}. {state.given_up.remedy}"
         return EngineHealth(state.phase == "ready", state.phase, detail)
 
-    async def generate(self, params: m.GenerateParams) -> AsyncGenerator[m.GenerateResult, None]:
+    async def generate(self, params: m.GenerateParams) -> AsyncGenerator[EngineEvent, None]:
         """Stream an answer; closing the iterator cancels it in the worker."""
         async with contextlib.aclosing(self._supervisor.stream("generate", params)) as events:
             async for event in events:
                 if event.result is not None:
-                    yield m.GenerateResult.model_validate(event.result)
+                    result = m.GenerateResult.model_validate(event.result)
+                    yield EngineEvent(result, _cached_tokens(event.observation, len(params.token_ids)))
+
+
+def _cached_tokens(observation: Mapping[str, Any] | None, prompt_tokens: int) -> int | None:
+    """Return what a worker observed; an observation is checked by nobody before, so it is here."""
+    found = (observation or {}).get("cached_tokens")
+    return found if type(found) is int and 0 <= found <= prompt_tokens else None

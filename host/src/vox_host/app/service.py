@@ -29,6 +29,7 @@ __all__ = [
     "AnswerToken",
     "ContextOverflowError",
     "Engine",
+    "EngineEvent",
     "EngineHealth",
     "ModelInfo",
     "ModelService",
@@ -47,10 +48,19 @@ class EngineHealth:
     detail: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """A piece of an answer, and what was observed on the way."""
+
+    result: m.GenerateResult
+    cached_tokens: int | None = None
+    """Tokens at the start of the prompt that earlier requests had computed; None: not said, or not yet."""
+
+
 class Engine(Protocol):
     """A worker with a loaded model."""
 
-    def generate(self, params: m.GenerateParams) -> AsyncGenerator[m.GenerateResult, None]:
+    def generate(self, params: m.GenerateParams) -> AsyncGenerator[EngineEvent, None]:
         """Stream an answer; closing the iterator cancels it."""
         ...
 
@@ -108,6 +118,8 @@ class AnswerEnd:
     generated_tokens: int
     """Tokens the model produced, those cut off by a stop string included."""
     stopped_by: str | None = None
+    cached_tokens: int | None = None
+    """Of the prompt, those that were not computed again; None: the worker said nothing of it."""
 
 
 @dataclass(slots=True)
@@ -206,9 +218,12 @@ class ModelService:
         A stop string ends it at once and cancels the rest; so does closing the iterator.
         """
         text: TextStream[m.GeneratedToken] = TextStream(stops)
-        seen = 0
-        async with contextlib.aclosing(self._engine.generate(params)) as results:
-            async for result in results:
+        seen, cached = 0, None
+        prompt = len(params.token_ids)
+        async with contextlib.aclosing(self._engine.generate(params)) as events:
+            async for event in events:
+                result = event.result
+                cached = cached if event.cached_tokens is None else event.cached_tokens
                 if result.prompt is not None:
                     yield PromptScores(tuple(result.prompt))
                 ready: list[AnswerPiece] = []
@@ -221,21 +236,18 @@ class ModelService:
                 if (joined := _joined(ready)) is not None:
                     yield joined
                 if text.stopped_by is not None:
-                    yield AnswerEnd("stop", len(params.token_ids), seen, text.stopped_by)
+                    yield AnswerEnd("stop", prompt, seen, text.stopped_by, cached)
                     return
                 if result.finish_reason is not None:
                     rest = text.finish()
                     if rest.text or rest.tokens:
                         yield _answer_piece(rest.text, rest.tokens)
                     if text.stopped_by is not None:
-                        yield AnswerEnd("stop", len(params.token_ids), seen, text.stopped_by)
+                        yield AnswerEnd("stop", prompt, seen, text.stopped_by, cached)
                     else:
                         generated = result.generated_tokens
-                        yield AnswerEnd(
-                            result.finish_reason,
-                            len(params.token_ids),
-                            seen if generated is None else generated,
-                        )
+                        made = seen if generated is None else generated
+                        yield AnswerEnd(result.finish_reason, prompt, made, None, cached)
                     return
         raise VoxError("answer-incomplete", "the worker ended an answer without a finish reason")
 

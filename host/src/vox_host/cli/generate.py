@@ -14,6 +14,7 @@ import typer
 from vox_host.app.compose import OpenModel
 from vox_host.app.model_info import merged_facts, numerics_facts
 from vox_host.app.service import AnswerEnd, AnswerPiece, ModelService
+from vox_host.app.usage import usage
 from vox_host.cli.conversation import Conversation
 from vox_host.cli.model_options import Model, RunOptions, with_model
 from vox_host.cli.option_groups import grouped
@@ -154,11 +155,7 @@ async def _collect(service: ModelService, params: m.GenerateParams, stops: list[
         "numerics": info.numerics,
         "numerics_error": numerics_facts(info.numerics_error),
         "seed": params.sampling.seed,
-        "usage": {
-            "prompt_tokens": answer.end.prompt_tokens,
-            "completion_tokens": answer.end.generated_tokens,
-            "total_tokens": answer.end.prompt_tokens + answer.end.generated_tokens,
-        },
+        "usage": usage(answer.end.prompt_tokens, answer.end.generated_tokens, [answer.end.cached_tokens]),
         "degraded": info.degraded,
         "warnings": list(info.warnings),
     }

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from vox_host.app.service import Answer, AnswerEnd, AnswerPiece, ModelInfo, ModelService
+from vox_host.app.usage import cached_of_prompt, usage
 from vox_host.chat.messages import MessageError, parse_messages
 from vox_host.server.api_error import bad_request
 from vox_host.server.body import read_json_object
@@ -20,7 +21,7 @@ from vox_host.server.completion import Prompt, make_jobs
 from vox_host.server.exchange import EXCHANGE, json_response, stream_events
 from vox_host.server.fields import Fields
 from vox_host.server.options import Options, check_model, parse_options, refuse_unsupported
-from vox_host.server.shapes import chat_logprobs, provenance, usage
+from vox_host.server.shapes import chat_logprobs, provenance
 
 __all__ = ["handle_chat_completion"]
 
@@ -141,9 +142,11 @@ class _Writer:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = []
         generated = 0
+        ends = []
         for index, answer in enumerate(answers):
             assert answer.end is not None
             generated += answer.end.generated_tokens
+            ends.append(answer.end)
             choices.append(
                 {
                     "index": index,
@@ -156,7 +159,7 @@ class _Writer:
             **self._head,
             "object": "chat.completion",
             "choices": choices,
-            "usage": usage(self._prompt_tokens, generated),
+            "usage": usage(self._prompt_tokens, generated, [cached_of_prompt(ends)]),
             **self._extensions,
         }
 
@@ -165,6 +168,7 @@ class _Writer:
         extensions: dict[str, Any] = self._extensions
         has_begun = [False] * len(jobs)
         generated = 0
+        ends = []
         async with contextlib.aclosing(stream_all(self._service, jobs, slots)) as items:
             async for index, item in items:
                 if not has_begun[index]:
@@ -179,10 +183,12 @@ class _Writer:
                         yield {**head, "choices": [_chunk_choice(index, delta, logprobs)]}
                     case AnswerEnd():
                         generated += item.generated_tokens
+                        ends.append(item)
                         choice = _chunk_choice(index, {}, finish_reason=item.finish_reason)
                         yield {**head, "choices": [choice]}
         if self._wanted.options.include_usage:
-            yield {**head, "choices": [], "usage": usage(self._prompt_tokens, generated)}
+            counts = usage(self._prompt_tokens, generated, [cached_of_prompt(ends)])
+            yield {**head, "choices": [], "usage": counts}
 
     def _logprobs(self, tokens: Sequence[Any]) -> dict[str, Any] | None:
         if self._wanted.logprobs is None:

@@ -20,6 +20,7 @@ from vox_host.app.service import (
     ModelService,
     PromptScores,
 )
+from vox_host.app.usage import cached_of_prompt, usage
 from vox_host.chat.text_stream import TextStream
 from vox_host.server.api_error import ApiError, bad_request
 from vox_host.server.body import read_json_object
@@ -27,7 +28,7 @@ from vox_host.server.choices import Job, collect_all, stream_all
 from vox_host.server.exchange import EXCHANGE, json_response, stream_events
 from vox_host.server.fields import Fields, check_text
 from vox_host.server.options import Options, check_model, parse_options, refuse_unsupported
-from vox_host.server.shapes import completion_logprobs, prompt_tokens_of, provenance, usage
+from vox_host.server.shapes import completion_logprobs, prompt_tokens_of, provenance
 from vox_plugin_api import messages as m
 
 __all__ = ["Prompt", "handle_completion", "make_jobs", "parse_prompts"]
@@ -202,11 +203,11 @@ class _Writer:
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = []
-        generated = 0
+        ends: list[AnswerEnd | None] = []
         for index, answer in enumerate(answers):
             assert answer.end is not None
             prefix, scored = self._echoed(index, answer.prompt_scores)
-            generated += answer.end.generated_tokens
+            ends.append(answer.end)
             choices.append(
                 {
                     "index": index,
@@ -216,10 +217,10 @@ class _Writer:
                     "token_ids": [token.token_id for token in answer.tokens],
                 }
             )
-        return {**self._head, "choices": choices, "usage": self._usage(generated), **self._extensions}
+        return {**self._head, "choices": choices, "usage": self._usage(ends), **self._extensions}
 
     async def events(self, jobs: Sequence[Job], slots: Any) -> AsyncGenerator[dict[str, Any], None]:
-        generated = 0
+        ends: list[AnswerEnd | None] = [None] * len(jobs)
         extensions: dict[str, Any] = self._extensions
         offsets = [0] * len(jobs)
         echoed = [not self._wanted.echo] * len(jobs)
@@ -244,10 +245,10 @@ class _Writer:
                     case AnswerPiece():
                         yield chunk(index, item.text, item.tokens, None)
                     case AnswerEnd():
-                        generated += item.generated_tokens
+                        ends[index] = item
                         yield chunk(index, "", (), item.finish_reason)
         if self._wanted.options.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage(generated)}
+            yield {**self._head, "choices": [], "usage": self._usage(ends)}
 
     def _echoed(self, index: int, scores: PromptScores | None) -> tuple[str, list[AnswerToken]]:
         """Return what `echo` puts before an answer: the prompt's text and its scored tokens."""
@@ -267,8 +268,13 @@ class _Writer:
             return None
         return completion_logprobs(tokens, self._service.tokenizer, self._wanted.logprobs, offset=offset)
 
-    def _usage(self, generated: int) -> dict[str, int]:
-        return usage(sum(len(prompt.token_ids) for prompt in self._prompts), generated)
+    def _usage(self, ends: Sequence[AnswerEnd | None]) -> dict[str, Any]:
+        """Count prompts once each, whatever the number of their choices, which stand side by side."""
+        whole = [end for end in ends if end is not None]
+        n = self._wanted.options.n
+        cached = [cached_of_prompt(whole[i : i + n]) for i in range(0, len(whole), n)]
+        generated = sum(end.generated_tokens for end in whole)
+        return usage(sum(len(prompt.token_ids) for prompt in self._prompts), generated, cached)
 
 
 def _token_texts(service: ModelService, token_ids: Sequence[int]) -> list[str]:

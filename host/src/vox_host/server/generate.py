@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from vox_host.app.service import Answer, AnswerEnd, AnswerPiece, ModelService
+from vox_host.app.usage import usage
 from vox_host.server.api_error import bad_request
 from vox_host.server.body import read_json_object
 from vox_host.server.choices import Job, collect_all, stream_all
@@ -20,7 +21,7 @@ from vox_host.server.completion import make_jobs, parse_prompts
 from vox_host.server.exchange import EXCHANGE, json_response, stream_events
 from vox_host.server.fields import Fields
 from vox_host.server.options import check_model, parse_options, refuse_unsupported
-from vox_host.server.shapes import provenance, usage
+from vox_host.server.shapes import provenance
 
 __all__ = ["handle_generate"]
 
@@ -58,7 +59,7 @@ def _reply(service: ModelService, answer: Answer, seed: int) -> dict[str, Any]:
         "token_ids": [token.token_id for token in answer.tokens],
         "finish_reason": answer.end.finish_reason,
         "model": service.info.name,
-        "usage": usage(answer.end.prompt_tokens, answer.end.generated_tokens),
+        "usage": usage(answer.end.prompt_tokens, answer.end.generated_tokens, [answer.end.cached_tokens]),
         "seed": seed,
         "vox": provenance(service.info),
     }

@@ -20,7 +20,6 @@ __all__ = [
     "completion_logprobs",
     "prompt_tokens_of",
     "provenance",
-    "usage",
 ]
 
 IMPOSSIBLE_LOGPROB = -9999.0
@@ -39,15 +38,6 @@ def provenance(info: ModelInfo, *, warnings: Sequence[str] = ()) -> dict[str, An
         "adapter_digest": None if info.adapter is None else info.adapter.digest,
         "degraded": info.degraded,
         "warnings": list(warnings),
-    }
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the usage object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from mens_core.engine import Engine
 from mens_core.sequence import Sequence, SequenceRequest
@@ -84,9 +84,12 @@ class Generation:
             self._owes_prompt = False
             return Reply(m.GenerateResult(prompt=_scored_prompt(sequence)))
         if sequence.ready:
+            observed: dict[str, Any] = {}
             if self._first_token_s is None:
                 self._first_token_s = time.perf_counter() - self._started
-            return Reply(m.GenerateResult(tokens=[sequence.ready.popleft()]))
+                # Already now: who stops reading at some text never sees the end.
+                observed["cached_tokens"] = sequence.reused
+            return Reply(m.GenerateResult(tokens=[sequence.ready.popleft()]), observed)
         if sequence.failure is not None:
             raise sequence.failure
         return self._ending() if sequence.is_done else None
@@ -101,7 +104,12 @@ class Generation:
             generated_tokens=sequence.generated,
         )
         total_s = time.perf_counter() - self._started
-        return Reply(result, {"first_token_s": self._first_token_s, "total_s": total_s})
+        observed = {
+            "first_token_s": self._first_token_s,
+            "total_s": total_s,
+            "cached_tokens": sequence.reused,
+        }
+        return Reply(result, observed)
 
     def cancel(self) -> None:
         self._engine.cancel(self._sequence)

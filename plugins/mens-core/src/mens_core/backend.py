@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mens_core.answers import Evaluation, Generation, serve
 from mens_core.conformance.suite import TRAINING_GROUPS, answer
+from mens_core.kv_memory import FreeBytes
 from mens_core.kv_plan import DEFAULT_KV_BYTES
 from mens_core.ops import Ops
 from mens_core.sequence import SequenceRequest
@@ -46,6 +47,7 @@ class MensBackend(Backend):
         make_training_lane: Callable[[Ops], TrainingOps] | None = None,
         peers: PeerSetup | None = None,
         default_kv_bytes: int = DEFAULT_KV_BYTES,
+        free_bytes: FreeBytes = lambda: None,
         lane_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
         fast: FastMode | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class MensBackend(Backend):
                 if it can.
             peers: how training runs on several devices, in a lane that can.
             default_kv_bytes: the KV cache's budget when a request names none.
+            free_bytes: measures what the device could still take, which bounds that budget.
             lane_options: the options that the lane takes, each with its values for the error's text; any
                 other is refused. The lane refuses values.
             fast: how the lane serves and trains in fast numerics; None: it has none.
@@ -68,6 +71,7 @@ class MensBackend(Backend):
         self._make_training_lane = make_training_lane
         self.peers = peers
         self._default_kv_bytes = default_kv_bytes
+        self._free_bytes = free_bytes
         self._lane_options = lane_options
         self._fast = fast
         self._served: Served | None = None
@@ -133,6 +137,7 @@ class MensBackend(Backend):
             params,
             canonical if fast is None else fast.service,
             default_kv_bytes=self._default_kv_bytes,
+            free_bytes=self._free_bytes,
             measured_by=None if fast is None else canonical,
         )
         while True:
@@ -282,7 +287,7 @@ class MensBackend(Backend):
             self._training = None
         served.engine.stop("model-unloaded", "the model was unloaded while this request ran")
         self._served = None
-        return Reply(observation={"peak_kv_blocks": served.engine.pool.peak_used})
+        return Reply(observation=served.engine.facts())
 
     def _fast_of(self, served: Served) -> FastMode | None:
         """How the loaded model trains, if it was loaded with fast numerics."""

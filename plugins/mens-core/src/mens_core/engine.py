@@ -3,7 +3,9 @@
 Sequences join and leave between steps (continuous batching). A step is: admit who fits, plan
 the rows, run the model once over all of them, hand out tokens. Admission is first come, first
 served, bounded by the block pool; who must wait waits, who can never fit is refused at once.
-What a sequence gets is a function of its own request alone, never of who else is served.
+What a sequence gets is a function of its own request alone, never of who else is or was served:
+whole KV blocks that hold its first tokens already are used as they are, and hold what it would have
+written. The last token of a prompt, and every one from which logits are wanted, is always computed.
 A non-finite value fails the sequence whose row it is in, and nobody else.
 """
 
@@ -13,15 +15,16 @@ from collections import deque
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
-import numpy as np
-
 from mens_core.kv_blocks import BlockPool, blocks_for
+from mens_core.kv_memory import KvMemory
 from mens_core.models.model import StepResult
-from mens_core.ops import Batch, KvCache
+from mens_core.ops import BLOCK, Batch, KvCache
+from mens_core.prefix_index import WholeBlock
 from mens_core.readout import LogitRow, not_finite, take_readings
 from mens_core.sampling import check_sampling
 from mens_core.scheduler import Slice, StepLimits, plan_step
 from mens_core.sequence import Sequence, SequenceRequest
+from mens_core.step_batch import assemble
 from mens_core.wishes import Reading, Wish
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.messages import FinishReason, GeneratedToken
@@ -50,7 +53,15 @@ class Engine:
         blocks: int,
         max_sequences: int = 64,
         limits: StepLimits | None = None,
+        origin: str = "",
+        memory: KvMemory | None = None,
     ) -> None:
+        """Start with nothing queued and no block touched.
+
+        Args:
+            origin: what decides a block's bytes beside token ids: model, adapter, numerics.
+            memory: what blocks take that nobody has touched yet; None: all of it is taken already.
+        """
         self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
@@ -59,8 +70,14 @@ class Engine:
         self._limits = limits or StepLimits()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self.pool = BlockPool(blocks)
+        self._origin = origin
+        self._memory = memory
+        self.pool = BlockPool(blocks, taken_freely=None if memory is None else memory.taken_freely)
         self.steps = 0
+        self.computed = 0
+        """Rows that the model ran."""
+        self.reused = 0
+        """Positions of prompts that it need not run."""
 
     @property
     def waiting(self) -> int:
@@ -71,6 +88,15 @@ class Engine:
     def running(self) -> int:
         """Sequences that own blocks."""
         return len(self._running)
+
+    def facts(self) -> dict[str, int]:
+        """Return what was computed and what was not, and the KV blocks that it took, as an observation."""
+        return {
+            "peak_kv_blocks": self.pool.touched,
+            "kept_kv_blocks": self.pool.kept,
+            "computed_tokens": self.computed,
+            "cached_tokens": self.reused,
+        }
 
     # --- coming and going ----------------------------------------------------------------------
 
@@ -145,12 +171,45 @@ class Engine:
     def _admit(self) -> None:
         # Strictly in order: letting a short request pass a long one could starve the long one.
         while self._waiting and len(self._running) < self._max_sequences:
-            needed = blocks_for(self._waiting[0].request.positions)
-            if not self.pool.can_reserve(needed):
+            sequence = self._waiting[0]
+            needed = blocks_for(sequence.request.positions)
+            prefix = self._known_prefix(sequence)
+            if not self.pool.can_reserve(needed, prefix):
                 return
-            sequence = self._waiting.popleft()
-            sequence.blocks = self.pool.reserve(needed)
+            refusal = None if self._memory is None else self._memory.refusal(self.pool, needed, prefix)
+            if refusal is not None and self.pool.reserved:
+                return  # whoever ends first leaves blocks that are touched already
+            if refusal is not None:
+                said = refusal.error
+                self._fail(sequence, said.code, said.message, said.facts, said.remedy)
+                continue
+            self._waiting.popleft()
+            sequence.blocks = self.pool.reserve(needed, prefix)
+            self._skip(sequence, len(prefix))
             self._running.append(sequence)
+
+    def _known_prefix(self, sequence: Sequence, behind: Many[WholeBlock] = ()) -> list[WholeBlock]:
+        return self.pool.find_prefix(
+            self._origin, sequence.request.token_ids, sequence.request.reusable, behind
+        )
+
+    def _skip(self, sequence: Sequence, blocks: int) -> None:
+        sequence.cached += blocks * BLOCK
+        sequence.reused += blocks * BLOCK
+        self.reused += blocks * BLOCK
+
+    def _reuse(self) -> None:
+        """Let prompts go on with blocks that others have written since they were admitted."""
+        for sequence in self._running:
+            blocks = sequence.blocks
+            if blocks is None or sequence.prompt_is_cached:
+                continue
+            # Only where the next position begins a block, and none is taken for it yet.
+            if sequence.cached == len(blocks.shared) * BLOCK == len(blocks.table) * BLOCK:
+                found = self._known_prefix(sequence, blocks.shared)
+                for whole in found:
+                    blocks.adopt(whole)
+                self._skip(sequence, len(found))
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -164,6 +223,7 @@ class Engine:
         the caller.
         """
         self._admit()
+        self._reuse()
         slices = plan_step(self._running, self._limits)
         if not slices:
             return 0
@@ -186,16 +246,23 @@ class Engine:
         return sum(piece.count for piece in slices)
 
     def _run(self, slices: list[Slice]) -> None:
-        batch, wanted = _assemble(slices)
+        batch, wanted = assemble(slices)
         result = self._model.forward(batch, self._cache, [row.wish for row in wanted])
         owners = [piece.sequence for piece in slices for _ in range(piece.count)]
         for fault in result.faults:
             self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
+        self.computed += len(owners)
         for piece in slices:
             piece.sequence.cached += piece.count
+            self._share_whole(piece.sequence)
         self._read_out(list(zip(wanted, result.readings, strict=True)))
         for piece in slices:
             self._finish_if_only_scored(piece.sequence)
+
+    def _share_whole(self, sequence: Sequence) -> None:
+        # One that failed in this step has let go of its blocks: what it wrote last is not shared.
+        if sequence.blocks is not None:
+            sequence.blocks.share_whole(self._origin, sequence.tokens, sequence.cached)
 
     def _read_out(self, read: list[tuple[LogitRow, Reading]]) -> None:
         read = [(row, reading) for row, reading in read if not row.sequence.is_done]
@@ -242,36 +309,3 @@ class Engine:
         if not sequence.is_done:
             sequence.failure = BackendError(code, message, facts=facts, remedy=remedy)
             self._let_go(sequence)
-
-
-def _assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:
-    """Lay the slices out as one ragged batch, and say whose each row of logits will be."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    starts = [0]
-    logit_rows: list[int] = []
-    wanted: list[LogitRow] = []
-    for piece in slices:
-        sequence, end = piece.sequence, piece.start + piece.count
-        if sequence.blocks is None:
-            raise AssertionError("a planned sequence owns blocks")
-        sequence.blocks.grow_to(end)
-        for position in range(piece.start, end):
-            if sequence.wants_logits(position):
-                wanted.append(LogitRow(len(wanted), sequence, position))
-                logit_rows.append(starts[-1] + position - piece.start)
-        token_ids += sequence.tokens[piece.start : end]
-        positions += range(piece.start, end)
-        starts.append(starts[-1] + piece.count)
-    tables = [piece.sequence.blocks.table for piece in slices if piece.sequence.blocks is not None]
-    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-    for row, table in zip(block_tables, tables, strict=True):
-        row[: len(table)] = table
-    batch = Batch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        starts=np.array(starts, np.int32),
-        block_tables=block_tables,
-        logit_rows=np.array(logit_rows, np.int32),
-    )
-    return batch, wanted

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mens_core.kv_blocks import blocks_for
+from mens_core.kv_memory import usable_bytes
 from mens_core.ops import BLOCK
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families.model_config import ModelConfig
@@ -27,7 +28,16 @@ class KvPlan:
     budget_bytes: int
     context_length: int
     """Positions of one sequence."""
+    free_bytes: int | None
+    """What was free beside the weights when it was planned; None: not measured."""
     warnings: tuple[str, ...]
+
+    def taken_freely(self, weight_bytes: int) -> int:
+        """Return how many blocks may be touched before kept ones make place: an eighth of the weights.
+
+        Beyond that memory grows with what is served at once, never with what was served before.
+        """
+        return weight_bytes // 8 // self.block_bytes
 
     def as_facts(self) -> dict[str, Any]:
         """Return the plan as an observation."""
@@ -37,6 +47,7 @@ class KvPlan:
             "positions": self.blocks * BLOCK,
             "reserved_bytes": self.blocks * self.block_bytes,
             "budget_bytes": self.budget_bytes,
+            "free_bytes": self.free_bytes,
         }
 
 
@@ -46,19 +57,25 @@ def plan_kv_cache(
     *,
     default_bytes: int = DEFAULT_KV_BYTES,
     value_bytes: int = 4,
+    free_bytes: int | None = None,
 ) -> KvPlan:
-    """Fit context and cache into the budget.
+    """Fit context and cache into the budget, and into what is free.
 
     A context that was asked for is provided or refused; without one it is the model's own, or
     as much of it as the budget holds.
 
     Args:
         value_bytes: of one number of a key or value.
+        free_bytes: what could be taken now, the weights being loaded; None: not measured, or too early.
 
     Raises:
         BackendError: `context-too-long` or `insufficient-memory`; nothing was loaded.
     """
     budget = default_bytes if params.memory_bytes is None else params.memory_bytes
+    limit = "may use"
+    if free_bytes is not None and usable_bytes(free_bytes) < budget:
+        budget = usable_bytes(free_bytes)
+        limit = f"of {free_bytes} bytes that are free here may use"
     block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * value_bytes
     affordable = budget // block_bytes
     wanted = params.context_length or config.context_length
@@ -75,28 +92,32 @@ def plan_kv_cache(
         raise BackendError(
             "insufficient-memory",
             f"the KV cache needs {needed * block_bytes} bytes for one sequence of "
-            f"{min(wanted, needed * BLOCK)} positions and may use {budget}; nothing was loaded",
+            f"{min(wanted, needed * BLOCK)} positions and {limit} {budget}; nothing was loaded",
             facts={
                 "needed_bytes": needed * block_bytes,
                 "budget_bytes": budget,
+                "free_bytes": free_bytes,
                 "block_bytes": block_bytes,
                 "positions_per_block": BLOCK,
                 "context_length": wanted,
             },
             remedy=f"Ask for a context of at most {affordable * BLOCK} positions."
             if affordable
-            else "Allow the worker more memory_bytes.",
+            else "Allow the worker more memory_bytes."
+            if limit == "may use"
+            else "Close other programs, or take a smaller model.",
         )
     context = min(wanted, affordable * BLOCK)
     warnings = []
     if context < wanted:
         warnings.append(
-            f"the context is {context} of the model's {wanted} positions: the KV cache may use {budget} bytes"
+            f"the context is {context} of the model's {wanted} positions: the KV cache {limit} {budget} bytes"
         )
     return KvPlan(
         blocks=min(affordable, params.max_sequences * blocks_for(context)),
         block_bytes=block_bytes,
         budget_bytes=budget,
+        free_bytes=free_bytes,
         context_length=context,
         warnings=tuple(warnings),
     )

@@ -148,6 +148,9 @@ class ServedStep(Protocol):
 class Ops(ABC):
     """The operators of one lane. `name` says which tensor of the model is being made."""
 
+    kv_is_taken_when_touched = False
+    """Whether a block of the KV cache takes memory only once something is written to it."""
+
     # --- memory ------------------------------------------------------------------------------
 
     @abstractmethod

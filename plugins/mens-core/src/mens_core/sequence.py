@@ -37,6 +37,17 @@ class SequenceRequest:
         """Positions that are ever written: the last token of an answer is not."""
         return len(self.token_ids) + max(self.max_tokens - 1, 0)
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logits are wanted at every position of the prompt."""
+        return self.logits_digest or self.prompt_logprobs is not None
+
+    @property
+    def reusable(self) -> int:
+        """How many positions of the prompt need not be computed where they are known: none has its logits
+        wanted, and the last is never among them."""
+        return 0 if self.scores_prompt else len(self.token_ids) - 1
+
 
 class Sequence:
     """The state of one request: waiting, running, or done (finished, failed, cancelled)."""
@@ -47,6 +58,8 @@ class Sequence:
         """Prompt and answer."""
         self.cached = 0
         """How many of `tokens` are in the KV cache."""
+        self.reused = 0
+        """How many of those others had put there."""
         self.generated = 0
         """Tokens drawn, a stop token included."""
         self.penalties = Penalties(request.sampling, request.token_ids)
@@ -87,5 +100,5 @@ class Sequence:
         """Whether the logits at `position` are needed: to score, to digest or to draw."""
         last = self.prompt_length - 1
         if position < last:
-            return self.request.logits_digest or self.request.prompt_logprobs is not None
+            return self.request.scores_prompt
         return self.request.max_tokens > 0 or (self.request.logits_digest and position == last)

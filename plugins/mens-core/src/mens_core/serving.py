@@ -13,6 +13,7 @@ from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.adapters.copies import BaseTable, compare_copies
 from mens_core.adapters.served import ServedAdapter, read_adapter
 from mens_core.engine import Engine
+from mens_core.kv_memory import FreeBytes, KvMemory
 from mens_core.kv_plan import KvPlan, plan_kv_cache
 from mens_core.models.load import LoadedModel, Progress, load
 from mens_core.numerics import NUMERICS_VERSION
@@ -20,13 +21,20 @@ from mens_core.numerics_error import compare_logits, reference_logits
 from mens_core.ops import Ops
 from mens_core.scheduler import StepLimits
 from mens_core.training_ops import AdapterOps
+from mens_core.weights_fit import weight_bytes
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import Checkpoint, CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.families.tensors import EMBEDDING, HEAD
-from vox_plugin_api.messages import LoadModelParams, LoadResult, NumericsError, TensorsReport
+from vox_plugin_api.messages import (
+    LoadModelParams,
+    LoadResult,
+    NumericsError,
+    TensorsReport,
+    canonical_json,
+)
 
-__all__ = ["LaneFactory", "Served", "Service", "load_served"]
+__all__ = ["LaneFactory", "Served", "Service", "kv_origin", "load_served"]
 
 LaneFactory = Callable[[LoadModelParams], Ops]
 """Makes a lane for one model: threads and numerics are in the parameters."""
@@ -65,14 +73,16 @@ def load_served(
     service: Service,
     *,
     default_kv_bytes: int,
+    free_bytes: FreeBytes = lambda: None,
     measured_by: Service | None = None,
 ) -> Generator[Progress, None, Served]:
     """Open, check and load a model directory, yielding after each layer.
 
     The cache is planned and an adapter is held against the config before a weight is read, so
-    what can't fit fails in milliseconds.
+    what can't fit fails in milliseconds; it is planned again by what is free beside the weights.
 
     Args:
+        free_bytes: measures what the device could still take.
         measured_by: the canonical service that this one's logits are held against: the model is loaded
             by it first, runs the reference prompts, and is let go of.
 
@@ -88,6 +98,7 @@ def load_served(
         )
         checkpoint = Checkpoint.open(path)
         adapter = None if params.adapter is None else read_adapter(params.adapter, config)
+        weights = weight_bytes(path)
         opened = time.perf_counter()
         reference = None
         if measured_by is not None:
@@ -112,6 +123,16 @@ def load_served(
     ops = loaded.model.ops
     distance = None if reference is None else compare_logits(reference, reference_logits(loaded.model))
     weights_read = time.perf_counter()
+    plan = plan_kv_cache(
+        config,
+        params,
+        default_bytes=default_kv_bytes,
+        value_bytes=service.kv_value_bytes,
+        free_bytes=free_bytes(),
+    )
+    memory = None
+    if ops.kv_is_taken_when_touched:
+        memory = KvMemory(plan.block_bytes, free_bytes, plan.taken_freely(weights))
     engine = Engine(
         loaded.model,
         loaded.model.new_cache(plan.blocks),
@@ -120,6 +141,8 @@ def load_served(
         blocks=plan.blocks,
         max_sequences=params.max_sequences,
         limits=StepLimits(rows=service.rows),
+        origin=kv_origin(params, adapter),
+        memory=memory,
     )
     observation = {
         "open_s": opened - started,
@@ -131,6 +154,25 @@ def load_served(
     if measured_by is not None:
         observation["measured_s"] = measured - opened
     return Served(ops, loaded, engine, _report(params, loaded, plan, adapter, distance), observation)
+
+
+def kv_origin(params: LoadModelParams, adapter: ServedAdapter | None) -> str:
+    """Name all that decides the bytes of keys and values beside the token ids before them.
+
+    The cache and its blocks go with the load, so one that is not equal to it is never met; that they
+    can't be mixed up is said here all the same. How a lane computes is not in it: the bytes are equal.
+    """
+    return canonical_json(
+        {
+            "model_digest": params.model_digest,
+            "adapter_digest": None if adapter is None else adapter.digest,
+            "adapter_config": None
+            if params.adapter is None
+            else params.adapter.config.model_dump(mode="json"),
+            "numerics": params.numerics,
+            "numerics_version": NUMERICS_VERSION,
+        }
+    ).decode()
 
 
 def _load(

@@ -47,6 +47,8 @@ _ELEMENT_TYPES: Sequence[type[np.generic]] = (np.uint32, np.uint16, np.uint16)
 class CpuOps(Ops):
     """The operator contract over native functions (`library.Library.kernels` or `.reference`)."""
 
+    kv_is_taken_when_touched = True
+
     def __init__(self, functions: Mapping[str, Function], *, facts: Mapping[str, Any] | None = None) -> None:
         self._functions = functions
         self._facts = dict(facts or {})

@@ -31,6 +31,7 @@ def backend() -> Backend:
     from mens_core.training_ops import TrainingOps
     from mens_cpu_ref.lane import CpuOps
     from mens_cpu_ref.library import load_library
+    from mens_cpu_ref.main_memory import free_bytes
     from mens_cpu_ref.threads import usable_threads
     from vox_plugin_api.messages import LoadModelParams, SelfTestResult
 
@@ -68,6 +69,7 @@ def backend() -> Backend:
         make_lane_for,
         test_operators,
         make_training_lane=make_training_lane,
+        free_bytes=free_bytes,
         lane_options={"isa": (REFERENCE, *_available(library))},
     )
 

@@ -64,6 +64,11 @@ def backend() -> Backend:
             )
         return started.lane()
 
+    def free_bytes() -> int:
+        # What torch keeps for its own next requests can be taken, too.
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free_memory()[0] + int(kept)
+
     def make_training_lane(serving: Ops) -> TrainingOps:
         # Imported when training begins or an adapter is served.
         from mens_torch_cuda.lane import CudaOps
@@ -117,6 +122,7 @@ def backend() -> Backend:
         test_operators,
         make_training_lane=make_training_lane,
         peers=peers,
+        free_bytes=free_bytes,
         fast=fast_mode(torch.device("cuda"), facts=started.facts(), prepare=prepare_fast),
     )
 

@@ -53,6 +53,10 @@ def backend_on(started: Started) -> Backend:
             )
         return started.lane()
 
+    def free_bytes() -> int:
+        memory = started.runtime.working_set()
+        return memory.limit - memory.held
+
     def test_operators() -> SelfTestResult:
         return self_test(started.lane)
 
@@ -67,4 +71,10 @@ def backend_on(started: Started) -> Backend:
         capabilities=("generate", "evaluate", "trace", "train", "adapters"),
         execution=started.runtime.execution,
     )
-    return MensBackend(info, make_lane_for, test_operators, make_training_lane=make_training_lane)
+    return MensBackend(
+        info,
+        make_lane_for,
+        test_operators,
+        make_training_lane=make_training_lane,
+        free_bytes=free_bytes,
+    )

@@ -1,0 +1,44 @@
+"""Lay a step's slices out as the one ragged batch that the model runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mens_core.ops import Batch
+from mens_core.readout import LogitRow
+from mens_core.scheduler import Slice
+
+__all__ = ["assemble"]
+
+
+def assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:
+    """Return the batch, and whose each row of logits will be; blocks are taken for what is written."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
+    wanted: list[LogitRow] = []
+    for piece in slices:
+        sequence, end = piece.sequence, piece.start + piece.count
+        if sequence.blocks is None:
+            raise AssertionError("a planned sequence owns blocks")
+        sequence.blocks.grow_to(end)
+        for position in range(piece.start, end):
+            if sequence.wants_logits(position):
+                wanted.append(LogitRow(len(wanted), sequence, position))
+                logit_rows.append(starts[-1] + position - piece.start)
+        token_ids += sequence.tokens[piece.start : end]
+        positions += range(piece.start, end)
+        starts.append(starts[-1] + piece.count)
+    tables = [piece.sequence.blocks.table for piece in slices if piece.sequence.blocks is not None]
+    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, table in zip(block_tables, tables, strict=True):
+        row[: len(table)] = table
+    batch = Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        starts=np.array(starts, np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, np.int32),
+    )
+    return batch, wanted
