@@ -15,8 +15,12 @@ import torch
 from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
+from mens_core.grid_weights import Bytes, Floats
 from mens_core.kernel_source import GROUP
+from mens_torch_cuda.finite import are_finite
 from mens_torch_cuda.nodes import UnrecordableError
+from mens_torch_cuda.pinned import Pinned
+from mens_torch_cuda.uploads import PIECE, Uploads
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["CudaDevice", "starts_early"]
@@ -64,6 +68,7 @@ class CudaDevice:
         # Pinned, and made now: no memory of the host can be pinned while a graph is captured.
         self._on_host = torch.empty(_FETCHED, dtype=torch.uint8, pin_memory=True)
         self._fetched = 0
+        self._uploads: Uploads | None = None
         self._starts_early = runtime.get_device_capability() >= _EARLY_START
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -82,6 +87,26 @@ class CudaDevice:
             self._check(
                 driver.cuMemcpyHtoDAsync(target.data_ptr(), source.ctypes.data, source.nbytes, self._stream())
             )
+
+    def put_finite(self, source: Bytes, floats: Floats) -> torch.Tensor | None:
+        """Copy the bytes of a weight there, which may be unmapped as soon as this returns.
+
+        None: an infinity or NaN is among its floats, looked at on the GPU.
+        """
+        buffer = self.empty(source.nbytes)
+        if source.nbytes < PIECE:
+            self.write(buffer, source)
+        else:
+            if self._uploads is None:
+                self._uploads = Uploads(Pinned(self._check, self._stream))
+            self._uploads.copy(source, buffer)
+        return buffer if are_finite(buffer, floats) else None
+
+    def end_uploads(self) -> None:
+        """Give back the memory of the host that weights were copied through."""
+        if self._uploads is not None:
+            self._uploads.close()
+            self._uploads = None
 
     def fetch(self, buffer: torch.Tensor, nbytes: int) -> npt.NDArray[np.int32]:
         """Record a copy to the host; every recording uses the same memory there.

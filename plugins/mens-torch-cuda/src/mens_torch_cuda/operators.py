@@ -37,6 +37,13 @@ class CudaOperators(GridOps):
         """Copy a weight and pack it, where there is a packed layout."""
         return self.take_matrix(super().load_matrix(stored))
 
+    def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> GridKvCache:
+        """Reserve blocks; by then the weights are loaded."""
+        end_uploads = getattr(self._device, "end_uploads", None)
+        if end_uploads is not None:
+            end_uploads()
+        return super().new_kv_cache(layers=layers, kv_heads=kv_heads, head_dim=head_dim, blocks=blocks)
+
     def take_matrix(self, matrix: GridMatrix) -> Any:
         """Take a weight that lies on the device as it lies in a file."""
         return packed(self._device, matrix) if can_be_packed(matrix) else matrix
