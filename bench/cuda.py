@@ -162,8 +162,8 @@ def measure(given: argparse.Namespace, started: Started, name: str, weight_forma
     if "1" in result["decode"]:
         result["share_of_limit"] = result["decode"]["1"] / limit
     for prompts, length in PREFILLS:
-        if given.no_prefill or (weight_format == "bf16" and length > 512):
-            continue  # up to 20 s a round, of no use beside the figure of 512
+        if given.no_prefill or (weight_format == "bf16" and length > 512 and not given.transformers):
+            continue  # seconds a round, of use beside transformers' alone
         result["prefill"][f"{prompts}x{length}"] = prefill_tokens_per_s(
             model, prompts, length, min(given.rounds, 1)
         )
@@ -172,6 +172,18 @@ def measure(given: argparse.Namespace, started: Started, name: str, weight_forma
     del model, ops
     torch.cuda.empty_cache()
     return result
+
+
+def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """Ours over theirs in this run; of their ways to decode, over the fastest at that batch."""
+    best = {batch: max(decode[batch] for decode in theirs["decode"].values()) for batch in ours["decode"]}
+    found = {f"decode {batch}": ours["decode"][batch] / best[batch] for batch in best}
+    found |= {
+        f"prefill {what}": ours["prefill"][what] / speed
+        for what, speed in theirs["prefill"].items()
+        if what in ours["prefill"]
+    }
+    return found
 
 
 def main() -> int:
@@ -184,6 +196,12 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--no-prefill", action="store_true")
     parser.add_argument("--transformers", action="store_true", help="the same shapes with transformers, bf16")
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        default=["graph", "layers"],
+        help="how transformers decodes: graph, layers, compile",
+    )
     parser.add_argument("--name", default=f"cuda-{datetime.now(UTC):%Y-%m-%d}", help="of the file")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     given = parser.parse_args()
@@ -211,9 +229,13 @@ def main() -> int:
             from gpu_transformers import measure_transformers
 
             shape, layers = SHAPES[name]
-            results["models"][f"{name} transformers bf16"] = measure_transformers(
-                shape, given.layers or layers, given.batches
+            theirs = measure_transformers(
+                shape, given.layers or layers, given.batches, ways=given.ways, rounds=given.rounds
             )
+            results["models"][f"{name} transformers bf16"] = theirs
+            for weight_format in given.formats:
+                ours = results["models"][f"{name} {weight_format}"]
+                ours["over_transformers"] = ratios(ours, theirs)
             target.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     print(json.dumps(results, indent=2))
     print(f"written: {target}")
