@@ -5,7 +5,8 @@
 A model of drawn weights is written to --folder and read once. Then, in turns: a plain read of its files by
 one thread into one buffer of 16 MiB, and a load in a process of its own, from an opened checkpoint to weights
 on the GPU. Memory is what the process has resident beyond the model's mapping and the pages of programs and
-libraries (/proc/self/smaps). Goals: 1.5 times the plain read, 2 GB.
+libraries (/proc/self/smaps). Goals: 1.5 times the plain read, 2 GB. The Python that runs it has what the CUDA
+lane needs, and vox-host. Exit status 0 where there is no GPU; it says so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ import numpy as np  # noqa: E402
 
 from gpu.drawn_model import QWEN3_8B  # noqa: E402
 from gpu.shape_model import QWEN3_06B  # noqa: E402
+from mens_torch_cuda.gpu import find_gpu  # noqa: E402
+from vox_plugin_api.backend import BackendError  # noqa: E402
 
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {"0.6b": (QWEN3_06B, 28), "8b": (QWEN3_8B, 36)}
 BUFFER = 16 << 20
@@ -138,6 +141,11 @@ def main() -> int:
     given = parser.parse_args()
     if given.once:
         print(json.dumps(load_once(given.model, given.once)))
+        return 0
+    try:
+        find_gpu()
+    except BackendError as problem:
+        print(f"SKIPPED: {problem.error.message}. {problem.error.remedy}\nnothing was measured")
         return 0
     shape, layers = SHAPES[given.shape]
     layers = given.layers or layers
