@@ -219,7 +219,11 @@ def install(
     links = [folder.absolute() for folder in find_links or []]
     for wanted in [*links, *([constraint] if constraint else [])]:
         if not wanted.exists():
-            raise UsageError("path-missing", f"{wanted} does not exist; nothing was installed")
+            raise UsageError(
+                "path-missing",
+                f"{wanted} does not exist; nothing was installed",
+                remedy="--find-links takes folders of wheels, --constraint a file of pip's.",
+            )
     environment = tool_environment()
     python, uv = find_tools(environment)
     os_name, arch = _platform()
