@@ -149,6 +149,8 @@ def test_a_run_that_cannot_be_written_keeps_its_adapter(tmp_path: Path) -> None:
     with pytest.raises(VoxError) as caught:
         publish_adapter(run, new.with_name("gone"), some_facts(step=2))
     assert caught.value.code == "publish-failed"
+    remedy = f"Bring back what is missing, then `vox-host train --resume {run.path}` goes on."
+    assert caught.value.remedy == remedy
     assert which(run) == 1
 
 
