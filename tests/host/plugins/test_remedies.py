@@ -12,9 +12,9 @@ from vox_host import errors
 
 HOST = Path(vox_host.__file__).parent
 ROOMS = (
-    "installation", "discovery", "resolution", "cli/plugin.py", "cli/plugin_check.py", "packing.py",
-    "manifest.py", "requirements.py", "receipt.py", "installed_tree.py", "integrity.py", "launch.py",
-    "hooks.py", "tool_process.py", "environment_use.py",
+    "installation", "discovery", "resolution", "cli/plugin.py", "cli/plugin_check.py", "cli/plugin_facts.py",
+    "packing.py", "manifest.py", "requirements.py", "receipt.py", "installed_tree.py", "integrity.py",
+    "launch.py", "hooks.py", "tool_process.py", "environment_use.py",
 )  # fmt: skip
 ERRORS = {name for name in errors.__all__ if name.endswith("Error")} | {"Problem"}
 SAYS_IT_ITSELF = "usage"
