@@ -95,6 +95,16 @@ def test_a_field_that_was_added_is_named_too(tmp_path, name):
     assert dict(error.facts)["expected"] == f'{name} "no such field"'
 
 
+@pytest.mark.parametrize("name", ["answers", "template"])
+def test_a_field_that_was_taken_away_is_named_whatever_it_held(tmp_path, name):
+    run = a_run(tmp_path / "run")
+    fields = json.loads((run / "run.json").read_text())
+    held = fields.pop(name)
+    (run / "run.json").write_text(json.dumps(fields))
+    facts = dict(refusal(run).facts)
+    assert (facts["expected"], facts["found"]) == (f"{name} {json.dumps(held)}", f'{name} "no such field"')
+
+
 def test_an_edit_that_brings_its_own_digest_is_told_by_the_checkpoints(tmp_path):
     run = a_run(tmp_path / "run")
     edit(run, "options.alpha", 400.0, is_signed=True)
