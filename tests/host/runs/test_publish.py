@@ -141,6 +141,7 @@ def test_a_checkpoint_that_was_changed_is_not_published(tmp_path: Path) -> None:
         publish_adapter(run, new, some_facts(step=2), sha256="0" * 64)
     assert caught.value.exit_code == 4
     assert dict(caught.value.facts)["expected"] == "sha256:" + "0" * 64
+    assert f"`rm -r {new}`, then `vox-host train --resume {run.path}` goes on" in caught.value.remedy
     assert which(run) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -53,6 +54,13 @@ def unlink(name):
     return lambda run: (run / name).unlink()
 
 
+def half_published(run):
+    """Whole, and not yet in its place: readers take it from there, other software does not."""
+    (run / ".published").mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json"):
+        shutil.copy(run / name, run / ".published" / name)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -61,7 +69,7 @@ def unlink(name):
         unlink("metrics.jsonl"),
         lambda run: (run / "adapter_model.safetensors").write_bytes(b"other"),
         lambda run: (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() + b"{}\n"),
-        lambda run: (run / ".published").mkdir(),
+        half_published,
         lambda run: (run / "checkpoints" / ".step-000001.gone").mkdir(),
         lambda run: os.rename(run / "checkpoints", run / "moved"),
     ],

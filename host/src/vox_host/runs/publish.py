@@ -125,7 +125,8 @@ def _write(
             "checkpoint-changed",
             f"{adapter} is not the file that the worker saved; {run.path} has the adapter that it had",
             facts=[("expected", f"sha256:{sha256}"), ("found", f"sha256:{found}")],
-            remedy="Resume from another checkpoint of the run.",
+            remedy=f"`rm -r {quoted(adapter.parent)}`, then `vox-host train --resume {quoted(run.path)}` "
+            "goes on from the checkpoint before it.",
         )
     files[ADAPTER_CONFIG] = _put(aside / ADAPTER_CONFIG, peft_config_text(facts).encode())
     for name in BESIDE:
