@@ -110,6 +110,7 @@ def test_an_exception_has_its_own_rank_and_alpha_among_the_targets_or_not():
     [
         ("q_proj", RankAndAlpha(rank=2, alpha=3.0), "adapter-target"),  # not a whole name
         ("layers.1.self_attn.q_proj", RankAndAlpha(rank=2, alpha=0.0), "adapter-scale"),
+        ("layers.1.self_attn.q_proj", RankAndAlpha(rank=2, alpha=2.0**65), "adapter-scale"),
     ],
 )
 def test_an_exception_that_can_t_be_is_refused_by_its_name(name, by, code):

@@ -168,6 +168,8 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert caught.value.error.code == "save-failed"
     assert "No space left on device" in caught.value.error.message
+    assert caught.value.error.remedy.startswith("Make room or name another folder")
+    assert caught.value.error.facts["errno"] == "ENOSPC"
     assert [p.name for p in tmp_path.iterdir()] == ["step-3"]
     assert same(resume(tmp_path / "step-3"), a_state())
 
@@ -180,6 +182,7 @@ def test_a_folder_that_exists_or_has_no_parent_is_refused(tmp_path):
     with pytest.raises(BackendError) as caught:
         save(tmp_path / "no" / "run")
     assert caught.value.error.code == "save-failed"
+    assert caught.value.error.remedy.startswith("Bring back what is missing or name another folder")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 

@@ -269,6 +269,25 @@ def test_rows_that_were_moved_and_a_model_that_was_renamed_are_those_of_then(
     )
 
 
+def test_a_finished_run_is_told_so_before_a_worker_is_started(lane, whole, monkeypatch, capsys):
+    def started(*arguments, **named):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("vox_host.cli.train.open_trainer", started)
+    monkeypatch.setenv("VOX_HOME", str(lane.home))
+    monkeypatch.setattr("vox_host.cli.early_probe.begin", lambda: None)
+    monkeypatch.setattr("vox_host.cli.train.probe_machine", lambda begun: MACHINE)
+    before = results(whole)
+    assert cli.run(["train", "--resume", str(whole)]) == 0
+    said = capsys.readouterr().out
+    assert f"{whole} was finished before: 30 steps trained; nothing is left to do" in said
+    assert f"vox-host serve --model {whole}" in said
+    assert cli.run(["train", "--resume", str(whole), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["ended"], facts["step"], facts["tokens_per_s"]) == ("steps", 30, None)
+    assert results(whole) == before
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 def test_a_pipe_in_a_run_s_folder_is_refused_and_not_waited_for(lane, whole, monkeypatch, capsys, name):

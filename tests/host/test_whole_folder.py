@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -96,9 +97,11 @@ def test_a_run_says_how_a_run_that_is_there_goes_on(tmp_path):
     assert "--resume" not in refusal(refuse_target, tmp_path).remedy
 
 
-def test_room_is_asked_for_only_where_room_is_short(tmp_path, monkeypatch):
-    def gone(descriptor):
-        raise OSError(2, "No such file or directory")
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EROFS, errno.EFBIG, errno.EDQUOT])
+def test_room_is_asked_for_only_where_room_is_short(tmp_path, monkeypatch, code):
+    def failing(descriptor):
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "fsync", gone)
-    assert refusal(fill, tmp_path / "out", PARENTS).remedy == "Name another place."
+    monkeypatch.setattr(os, "fsync", failing)
+    expected = "Go." if code == errno.EDQUOT else "Name another place."
+    assert refusal(fill, tmp_path / "out", PARENTS).remedy == expected

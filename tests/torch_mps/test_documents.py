@@ -42,8 +42,11 @@ def test_the_documented_count_of_the_lane_s_own_lines_is_true():
 
 def unfit(text):
     """Why a file may not stand among the certificates; None: it may."""
-    facts = json.loads(text)
-    if facts.get("certificate") != 1 or "verdict" not in facts:
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return "no certificate"
+    if not isinstance(facts, dict) or facts.get("certificate") != 1 or "verdict" not in facts:
         return "no certificate"
     if facts["verdict"] == "partial":
         return "of a part"
@@ -52,6 +55,15 @@ def unfit(text):
     if facts.get("execution") or any(label in text.lower() for label in labels):
         return "run elsewhere"
     return None
+
+
+def certificates(folder):
+    """By name, why each file of a folder that isn't its page may not stand there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+    return {
+        path.name: unfit(path.read_text(errors="replace")) if path.suffix == ".json" else "not NAME.json"
+        for path in files
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,9 +83,24 @@ def test_what_may_not_be_committed_is_told_whatever_its_kind(changed, why):
     assert unfit(json.dumps({"certificate": 1, "verdict": "bitwise", "execution": "", **changed})) == why
 
 
+def test_a_file_of_another_name_is_looked_at_too(tmp_path):
+    right = json.dumps({"certificate": 1, "verdict": "bitwise", "execution": ""})
+    labelled = json.dumps({"certificate": 1, "verdict": "bitwise", "execution": LABEL})
+    (tmp_path / "older").mkdir()
+    for name, text in (
+        ("README.md", "the page"), ("m4.json", right), ("m4.json.txt", right), ("older/m5.JSON", labelled),
+        ("m5.json", labelled), ("m6.json", "cut of"), ("m7.json", "[1]"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+    assert certificates(tmp_path) == {
+        "m4.json": None, "m4.json.txt": "not NAME.json", "m5.JSON": "not NAME.json",
+        "m5.json": "run elsewhere", "m6.json": "no certificate", "m7.json": "no certificate",
+    }  # fmt: skip
+
+
 def test_nothing_is_certified_that_was_not_run_on_a_gpu():
-    found = {path.name: path.read_text() for path in sorted(CERTIFICATES.rglob("*.json"))}
-    assert {name: why for name, text in found.items() if (why := unfit(text))} == {}
+    found = certificates(CERTIFICATES)
+    assert {name: why for name, why in found.items() if why} == {}
     says_none = "**There is none so far.**" in (CERTIFICATES / "README.md").read_text()
     assert says_none == (not found), "the page says whether there are certificates"
 

@@ -84,5 +84,7 @@ def verify_signature(
             "signature-refused",
             f'the signature of plugin "{manifest.plugin.id}" was refused; nothing was installed',
             facts=[("archive", str(archive_path)), *(("refused", reason) for reason in refusals)],
+            remedy="Take the release from where it was made; if its maker's key is new, give it to whatever "
+            "refused.",
         )
     return tuple(verdict.signer for verdict in verdicts)

@@ -102,6 +102,7 @@ def read_entries(
                     "link-escape",
                     f"a link in {root} leads outside it; nothing was started",
                     facts=[("link", relative), ("target", target), ("resolves to", end)],
+                    remedy="Install the plugin again: vox-host plugin install --path SOURCE --force",
                 )
             entries.append(TreeEntry("link", relative, target))
         elif stat.S_ISDIR(info.st_mode):
@@ -113,6 +114,7 @@ def read_entries(
                 "odd-file",
                 f"{path} is neither a file, a folder nor a link; nothing was started",
                 facts=[("mode", oct(info.st_mode))],
+                remedy="Install the plugin again: vox-host plugin install --path SOURCE --force",
             )
     return sorted(entries, key=lambda e: os.fsencode(e.path))
 

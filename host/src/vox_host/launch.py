@@ -42,7 +42,11 @@ def plan_launch(
             remedy=candidate.problem.remedy,
         )
     if candidate.python is None or candidate.manifest_digest is None or candidate.version is None:
-        raise PluginError("no-worker", f'plugin "{candidate.plugin_id}" has nothing that starts a worker')
+        raise PluginError(
+            "no-worker",
+            f'plugin "{candidate.plugin_id}" has nothing that starts a worker',
+            remedy=f"vox-host plugin explain {candidate.plugin_id} shows what it has.",
+        )
     receipt = candidate.receipt
     if require_verified and (receipt is None or receipt.trust != "verified"):
         raise IntegrityError(

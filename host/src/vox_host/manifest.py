@@ -263,6 +263,7 @@ def load_manifest(path: Path, **expected: Any) -> tuple[Manifest, str]:
             "manifest-unreadable",
             f"{path} can't be read: {error.strerror or error}",
             facts=[("path", str(path))],
+            remedy="Allow this user to read it, or name a folder that has one.",
         ) from None
     return parse_manifest(data, source=str(path), **expected), hashlib.sha256(data).hexdigest()
 

@@ -132,7 +132,9 @@ def _build_wheel(source: Path, folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired as error:
         raise PluginError(
-            "build-timeout", f"building {source} took longer than {BUILD_TIMEOUT_S:g} s; nothing was written"
+            "build-timeout",
+            f"building {source} took longer than {BUILD_TIMEOUT_S:g} s; nothing was written",
+            remedy="Repeat it on a machine with less to do; the project's own build says what it waits for.",
         ) from error
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

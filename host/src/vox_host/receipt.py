@@ -110,7 +110,11 @@ def load_receipt(path: Path) -> Receipt:
             remedy=f"Install the plugin again, or remove it: vox-host plugin remove {path.stem}",
         ) from None
     except OSError as error:
-        raise PluginError("receipt-unreadable", f"{path} can't be read: {error.strerror}") from None
+        raise PluginError(
+            "receipt-unreadable",
+            f"{path} can't be read: {error.strerror}",
+            remedy=f"Allow this user to read it, or remove the plugin: vox-host plugin remove {path.stem}",
+        ) from None
     _check_digest(path, receipt, content)
     if receipt.plugin != path.stem:
         raise PluginError(
@@ -120,7 +124,11 @@ def load_receipt(path: Path) -> Receipt:
         )
     for name in (receipt.environment, receipt.manifest, receipt.packages, receipt.python or "python"):
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise PluginError("receipt-invalid", f"{path} names a path outside the plugin folder: {name}")
+            raise PluginError(
+                "receipt-invalid",
+                f"{path} names a path outside the plugin folder: {name}",
+                remedy=f"Install the plugin again, or remove it: vox-host plugin remove {path.stem}",
+            )
     return receipt.model_copy(update={"receipt_digest": None})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.errors import UsageError
+from vox_plugin_api.unwritten import IS_FULL, errno_name
 
 __all__ = ["Making", "refuse_target", "whole_folder", "write_file"]
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +94,7 @@ def whole_folder(out: Path, making: Making | None = None) -> Iterator[Path]:
             making.failed_code,
             f"{making.option}{out} can't be written: {error.strerror or error}; {making.failed}",
             facts=[("path", str(error.filename or out))],
-            remedy=making.if_failed if error.errno in _NO_ROOM else "Name another place.",
+            remedy=making.if_failed if errno_name(error) in IS_FULL else "Name another place.",
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

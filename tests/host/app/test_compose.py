@@ -140,6 +140,23 @@ async def test_no_plugin_is_an_error_of_its_own(tmp_path):
     assert caught.value.exit_code == 3
 
 
+async def test_what_costs_least_is_refused_first_the_model_s_name_then_the_plugin_then_its_bytes(
+    tmp_path, monkeypatch
+):
+    """As in training and in parity: a model of many gigabytes is not read for a plugin that isn't there."""
+    home, candidates = scripted_home(tmp_path, {"tokens": HELLO}), [scripted_candidate(tmp_path)]
+    read = []
+    monkeypatch.setattr(
+        "vox_host.app.compose.verify_files", lambda model, *rest, **named: read.append(model.name)
+    )
+    wrong = options(model="nobody", plugin="vox-nope")
+    for asked, code in ((wrong, "model-not-found"), (replace(wrong, model="tiny"), "plugin-not-found")):
+        with pytest.raises(VoxError) as caught:
+            async with open_model(Settings(home=home), asked, MACHINE, candidates=candidates):
+                pass
+        assert (caught.value.code, read) == (code, [])
+
+
 async def test_require_verified_refuses_a_plugin_without_receipt(tmp_path):
     settings = Settings(home=scripted_home(tmp_path))
     with pytest.raises(VoxError) as caught:

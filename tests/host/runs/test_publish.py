@@ -141,6 +141,7 @@ def test_a_checkpoint_that_was_changed_is_not_published(tmp_path: Path) -> None:
         publish_adapter(run, new, some_facts(step=2), sha256="0" * 64)
     assert caught.value.exit_code == 4
     assert dict(caught.value.facts)["expected"] == "sha256:" + "0" * 64
+    assert f"`rm -r {new}`, then `vox-host train --resume {run.path}` goes on" in caught.value.remedy
     assert which(run) == 1
 
 
@@ -149,6 +150,8 @@ def test_a_run_that_cannot_be_written_keeps_its_adapter(tmp_path: Path) -> None:
     with pytest.raises(VoxError) as caught:
         publish_adapter(run, new.with_name("gone"), some_facts(step=2))
     assert caught.value.code == "publish-failed"
+    remedy = f"Bring back what is missing, then `vox-host train --resume {run.path}` goes on."
+    assert caught.value.remedy == remedy
     assert which(run) == 1
 
 

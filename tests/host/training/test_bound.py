@@ -86,6 +86,25 @@ def test_whatever_is_edited_is_named_with_what_was_and_what_is(tmp_path, name, v
     assert read_run_record(run) == a_record()
 
 
+@pytest.mark.parametrize("name", ["note", "options.note"])
+def test_a_field_that_was_added_is_named_too(tmp_path, name):
+    run = a_run(tmp_path / "run")
+    edit(run, name, 1)
+    error = refusal(run)
+    assert f"{name} was changed; nothing was started" in error.message
+    assert dict(error.facts)["expected"] == f'{name} "no such field"'
+
+
+@pytest.mark.parametrize("name", ["answers", "template"])
+def test_a_field_that_was_taken_away_is_named_whatever_it_held(tmp_path, name):
+    run = a_run(tmp_path / "run")
+    fields = json.loads((run / "run.json").read_text())
+    held = fields.pop(name)
+    (run / "run.json").write_text(json.dumps(fields))
+    facts = dict(refusal(run).facts)
+    assert (facts["expected"], facts["found"]) == (f"{name} {json.dumps(held)}", f'{name} "no such field"')
+
+
 def test_an_edit_that_brings_its_own_digest_is_told_by_the_checkpoints(tmp_path):
     run = a_run(tmp_path / "run")
     edit(run, "options.alpha", 400.0, is_signed=True)

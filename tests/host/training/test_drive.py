@@ -251,18 +251,49 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(fast_path, mod
     assert error.exit_code == 2
     assert dict(error.facts)["last checkpoint"].endswith("step-000004")
     # What the worker says of a save is for one that goes on, and this run has ended.
-    assert error.remedy == f"Make room, then `vox-host train --resume {folder}` goes on from step 4."
+    larger = "Allow larger files (`ulimit -f`, or another file system)"
+    assert error.remedy == f"{larger}, then `vox-host train --resume {folder}` goes on from step 4."
     run_to_end(a_job(folder, model), model)
     assert results(folder) == results(whole)
 
 
-@pytest.mark.parametrize("code", ["save-failed", "publish-failed", "publish-unfinished"])
-def test_whatever_can_not_be_written_the_run_s_last_words_are_of_a_run_that_has_ended(fast_path, model, code):
-    full = UsageError(code, "it can't be written", remedy="Save again: the training goes on meanwhile.")
-    error = stopped_by(a_job(fast_path / "run", model), Failing(model, full, at_step=6))
-    assert (
-        error.remedy == f"Make room, then `vox-host train --resume {fast_path / 'run'}` goes on from step 4."
+@pytest.mark.parametrize(
+    ("code", "errno", "helps"),
+    [
+        ("save-failed", "ENOSPC", "Make room"),
+        ("publish-failed", "EDQUOT", "Make room within your quota"),
+        ("publish-unfinished", "EROFS", "Make that file system writable"),
+        ("save-failed", "EACCES", "Allow this user to write there"),
+        # Of a plugin that names no error of the system's.
+        ("save-failed", None, "See to what the system said"),
+    ],
+)
+def test_whatever_can_not_be_written_the_run_s_last_words_are_of_a_run_that_has_ended(
+    fast_path, model, code, errno, helps
+):
+    full = UsageError(
+        code,
+        "it can't be written",
+        facts=[("errno", errno)] if errno else [],
+        remedy="Save again: the training goes on meanwhile.",
     )
+    error = stopped_by(a_job(fast_path / "run", model), Failing(model, full, at_step=6))
+    assert error.remedy == f"{helps}, then `vox-host train --resume {fast_path / 'run'}` goes on from step 4."
+
+
+@pytest.mark.parametrize(
+    ("code", "helps"), [(30, "Make that file system writable"), (36, "Use a shorter name")]
+)
+def test_a_run_s_own_files_that_can_not_be_written_are_told_in_the_system_s_words(
+    fast_path, model, code, helps, monkeypatch
+):
+    def refuse(path, content):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(drive_module, "write_aside", refuse)
+    said = stopped_by(a_job(fast_path / "run", model), InProcessTrainer(model))
+    assert said.code == "run-not-written" and os.strerror(code) in said.message
+    assert said.remedy.startswith(f"{helps}, then `vox-host train --resume") and "room" not in said.remedy
 
 
 def damaged_run(folder: Path, model: Path) -> Checkpoints:

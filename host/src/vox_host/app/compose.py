@@ -103,8 +103,10 @@ async def open_model(
     model = named.base
     merged = ", merged" if model.merged_from is not None else ""
     progress(f"model {model.name} ({model.architecture}{merged}, {byte_size(model.size_bytes)})")
-    await _verify(model, progress)
     found = list(candidates) if candidates is not None else discover(settings.plugins_dir)
+    # Before the model's bytes are read: what a plugin is refused for is known without them.
+    resolve(_request(options, has_adapter=named.adapter is not None), machine, found)
+    await _verify(model, progress)
     transcript = Transcript(options.record) if options.record is not None else None
     async with contextlib.AsyncExitStack() as stack:
         if transcript is not None:
@@ -148,6 +150,15 @@ async def _verify(model: InstalledModel, progress: Say) -> None:
     await asyncio.to_thread(verify_files, model, say, trust_unchanged=True)
 
 
+def _request(options: ModelOptions, *, has_adapter: bool) -> Request:
+    return Request(
+        plugin=options.plugin,
+        also=("adapters",) if has_adapter else (),
+        numerics=options.numerics,
+        require_verified=options.require_verified,
+    )
+
+
 @dataclass(slots=True)
 class _Start:
     """The attempts to start a plugin and load the model."""
@@ -187,12 +198,7 @@ class _Start:
     async def first_that_starts(
         self, candidates: Sequence[Candidate]
     ) -> tuple[Resolution, Supervisor, m.LoadResult]:
-        request = Request(
-            plugin=self.options.plugin,
-            also=() if self.adapter is None else ("adapters",),
-            numerics=self.options.numerics,
-            require_verified=self.options.require_verified,
-        )
+        request = _request(self.options, has_adapter=self.adapter is not None)
         last_failure: VoxError | None = None
         failed = ""
         while True:

@@ -16,6 +16,7 @@ from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_recor
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
+from vox_host.models.installed import InstalledModel
 from vox_host.quoted import quoted
 from vox_host.runs.base_tensors import base_key_map
 from vox_host.runs.layout import CHAT_TEMPLATE, CONFIG, RUN_JSON, TOKENIZER, RunDirectory
@@ -43,6 +44,7 @@ from vox_plugin_api import train_messages as t
 
 __all__ = [
     "OpenTrainer",
+    "base_record",
     "check_memory",
     "check_out",
     "create_run",
@@ -182,6 +184,11 @@ def run_record(prepared: Prepared, load: m.LoadResult) -> RunRecord:
     )
 
 
+def base_record(model: InstalledModel) -> BaseModelRecord:
+    """Return what an adapter says of the model that it lies on."""
+    return BaseModelRecord(name=model.name, digest=model.digest, path=str(model.path))
+
+
 def check_out(out: Path) -> None:
     """Refuse a place for a new run where something is, or where no folder can be made.
 
@@ -273,7 +280,7 @@ class _Publisher:
         options = record.options
         facts = AdapterFacts(
             vox_host=record.vox_host,
-            base_model=BaseModelRecord(name=model.name, digest=model.digest, path=str(model.path)),
+            base_model=base_record(model),
             rank=options.rank,
             alpha=options.alpha,
             targets=tuple(options.targets),

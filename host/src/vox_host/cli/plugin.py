@@ -12,18 +12,25 @@ import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.cli.plugin_check import check
+from vox_host.cli.plugin_facts import (
+    details_of,
+    last_check,
+    show_verdict,
+    state_of,
+    summary_of,
+    trust_of,
+    verdict_of,
+)
 from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
 from vox_host.hardware.system import System
 from vox_host.quoted import quoted
-from vox_host.receipt import describe_trust
 from vox_host.resolution import AUTO, Candidate, Request, StageRecord, unknown_plugin
 from vox_host.settings import Settings, load_settings, tool_environment
 
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
-    from vox_host.integrity import LastCheck
 
 __all__ = ["register"]
 
@@ -52,21 +59,21 @@ def list_plugins(json: Json = False) -> None:
     remove_remains(settings.plugins_dir, print_progress)
     candidates = discover(settings.plugins_dir)
     if json:
-        print_json({"plugins": [_summary(c, settings) for c in candidates]})
+        print_json({"plugins": [summary_of(c, settings) for c in candidates]})
         return
     if not candidates:
         print_line(f"No plugin is installed in {settings.plugins_dir}.")
         print_line("Install one: vox-host plugin install --path SOURCE")
         return
-    checks = {c.plugin_id: _last_check(c, settings) for c in candidates}
+    checks = {c.plugin_id: last_check(c, settings) for c in candidates}
     rows = [
         (
             c.plugin_id,
             c.version or "-",
             c.described_lane,
-            _trust(c, checks[c.plugin_id]),
-            _show_verdict(_verdict(c, settings)),
-            _state(c, checks[c.plugin_id]),
+            trust_of(c, checks[c.plugin_id]),
+            show_verdict(verdict_of(c, settings)),
+            state_of(c, checks[c.plugin_id]),
         )
         for c in candidates
     ]
@@ -78,11 +85,11 @@ def show(plugin: PluginId, json: Json = False) -> None:
     """Show one plugin: where it is, what it can do, what its receipt records."""
     settings = load_settings()
     candidate = _find(settings, plugin)
-    facts = _details(candidate, settings)
+    facts = details_of(candidate, settings)
     if json:
         print_json(facts)
         return
-    for name, value in {**facts, "conformance": _show_verdict(facts["conformance"])}.items():
+    for name, value in {**facts, "conformance": show_verdict(facts["conformance"])}.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         if not isinstance(shown, dict) and shown not in (None, ""):
             print_line(f"{name:<16} {shown}")
@@ -219,7 +226,11 @@ def install(
     links = [folder.absolute() for folder in find_links or []]
     for wanted in [*links, *([constraint] if constraint else [])]:
         if not wanted.exists():
-            raise UsageError("path-missing", f"{wanted} does not exist; nothing was installed")
+            raise UsageError(
+                "path-missing",
+                f"{wanted} does not exist; nothing was installed",
+                remedy="--find-links takes folders of wheels, --constraint a file of pip's.",
+            )
     environment = tool_environment()
     python, uv = find_tools(environment)
     os_name, arch = _platform()
@@ -247,7 +258,7 @@ def install(
     )
     for warning in installed.warnings:
         print_warning(warning)
-    facts = _details(_find(settings, installed.receipt.plugin), settings)
+    facts = details_of(_find(settings, installed.receipt.plugin), settings)
     if json:
         print_json({**facts, "was_unchanged": installed.was_unchanged})
     else:
@@ -340,87 +351,6 @@ def _find_in(candidates: list[Candidate], plugin: str) -> Candidate:
         if candidate.plugin_id == plugin:
             return candidate
     raise unknown_plugin(plugin, candidates, System().os)
-
-
-def _last_check(candidate: Candidate, settings: Settings) -> LastCheck | None:
-    from vox_host.integrity import since_last_check
-
-    return since_last_check(candidate.receipt, settings.plugins_dir) if candidate.receipt else None
-
-
-def _state(candidate: Candidate, last: LastCheck | None) -> str:
-    if candidate.problem is not None:
-        return candidate.problem.detail
-    if last is None or last.state == "ok":
-        return "ok"
-    return f"{last.file}; vox-host plugin verify {candidate.plugin_id}"
-
-
-def _trust(candidate: Candidate, last: LastCheck | None) -> str:
-    if candidate.problem is not None and candidate.problem.stage == "integrity":
-        return "changed"
-    # What was verified at the installation is not said of bytes that may be others now.
-    if last is not None and last.state != "ok":
-        return "changed since the last check" if last.state == "changed" else "unchecked"
-    return candidate.receipt.trust if candidate.receipt else "no receipt"
-
-
-def _verdict(candidate: Candidate, settings: Settings) -> dict[str, Any] | None:
-    from vox_host.conformance.record import describe
-
-    return describe(settings.plugins_dir, candidate.plugin_id, candidate.receipt)
-
-
-def _show_verdict(verdict: dict[str, Any] | None) -> str:
-    if verdict is None:
-        return "not checked"
-    if verdict["stale"]:
-        return f"stale: {verdict['stale']}"
-    where = f" ({verdict['execution']})" if verdict["execution"] else ""
-    return f"{verdict['verdict']}{where}"
-
-
-def _summary(candidate: Candidate, settings: Settings) -> dict[str, Any]:
-    problem = candidate.problem
-    return {
-        "id": candidate.plugin_id,
-        "version": candidate.version,
-        "lane": candidate.lane,
-        "execution": candidate.execution,
-        "numerics": candidate.manifest.backend.numerics if candidate.manifest else [],
-        "capabilities": candidate.manifest.backend.capabilities if candidate.manifest else [],
-        "origin": candidate.origin,
-        "integrity": _trust(candidate, _last_check(candidate, settings)),
-        "conformance": _verdict(candidate, settings),
-        "location": candidate.location,
-        "path": str(candidate.tree) if candidate.tree else None,
-        "notes": list(candidate.notes),
-        "error": None
-        if problem is None
-        else {
-            "stage": problem.stage,
-            "code": problem.code,
-            "detail": problem.detail,
-            "remedy": problem.remedy,
-        },
-    }
-
-
-def _details(candidate: Candidate, settings: Settings) -> dict[str, Any]:
-    receipt = candidate.receipt
-    manifest = candidate.manifest
-    return {
-        **_summary(candidate, settings),
-        "summary": manifest.plugin.summary if manifest else None,
-        "protocol": manifest.plugin.protocol if manifest else None,
-        "priority": manifest.priority if manifest else None,
-        "manifest": candidate.location,
-        "manifest_digest": candidate.manifest_digest,
-        "python": str(candidate.python) if candidate.python else None,
-        "vouched_for": describe_trust(receipt) if receipt else None,
-        "distributions": [f"{d.name} {d.version}" for d in receipt.distributions] if receipt else [],
-        "receipt": receipt.model_dump(mode="json", by_alias=True) if receipt else None,
-    }
 
 
 _MARKS = {"passed": "ok", "warned": "warning", "failed": "no", "not-reached": "-", "not-tried": "-"}

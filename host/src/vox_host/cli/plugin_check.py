@@ -98,9 +98,17 @@ def refuse_bad_target(path: Path) -> None:
         UsageError: its folder does not exist, or it is no file.
     """
     if not path.absolute().parent.is_dir():
-        raise UsageError("out-folder", f"--out {path}: the folder does not exist; nothing was started")
+        raise UsageError(
+            "out-folder",
+            f"--out {path}: the folder does not exist; nothing was started",
+            remedy="Make it first, or name another place.",
+        )
     if path.exists() and not path.is_file():
-        raise UsageError("out-folder", f"--out {path}: this is no file; nothing was started")
+        raise UsageError(
+            "out-folder",
+            f"--out {path}: this is no file; nothing was started",
+            remedy="Name a file.",
+        )
 
 
 def write_report(path: Path, facts: dict[str, object]) -> None:

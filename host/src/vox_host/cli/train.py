@@ -14,6 +14,7 @@ import typer
 
 from vox_host.app.training import (
     OpenTrainer,
+    base_record,
     check_memory,
     check_out,
     create_run,
@@ -54,6 +55,8 @@ from vox_host.runs.open import refuse_special_files
 from vox_host.settings import load_settings
 from vox_host.training.bound import read_run_record
 from vox_host.training.dataset import parse_holdout
+from vox_host.training.drive import Outcome
+from vox_host.training.finished import finished
 from vox_host.training.lock import held_run
 from vox_host.training.memory import peak_resident_bytes
 from vox_host.training.metrics import LineFile
@@ -232,6 +235,8 @@ def _resume(
         show_prepared(prepared, is_quiet=is_quiet)
         if rows:
             return show_preview(prepared, rows, is_quiet=is_quiet)
+        if not dry_run and (outcome := finished(run, record, base_record(prepared.model))) is not None:
+            return _end_at_once(run, prepared, outcome, is_quiet=is_quiet)
 
         async def go_on() -> dict[str, Any]:
             async with open_trainer(settings, prepared, threads=means.threads) as opened:
@@ -243,6 +248,17 @@ def _resume(
                 return await _drive(run, prepared, record, opened, memory, is_quiet=is_quiet)
 
         return _run(go_on(), path)
+
+
+def _end_at_once(
+    run: RunDirectory, prepared: Prepared, outcome: Outcome, *, is_quiet: bool
+) -> dict[str, Any]:
+    """Say how a run ended that is finished: for that no model is loaded."""
+    stands = facts_of(run, outcome, steps=prepared.options.steps, warnings=prepared.warnings)
+    facts = {**stands, "peak_memory_bytes": None, "estimated_memory_bytes": None, "memory_of": None}
+    if not is_quiet:
+        print_end(run, facts)
+    return facts
 
 
 def _run(work: Coroutine[Any, Any, dict[str, Any]], run: Path | None) -> dict[str, Any]:
@@ -278,7 +294,14 @@ async def _drive(
     timings = LineFile(run.path / "timings.jsonl", is_durable=False)
     timings.append({"event": "ended", "ended": outcome.ended, "step": outcome.course.step, **measured})
     timings.close()
-    facts = {**facts_of(run, prepared, outcome, report), **measured}
+    stands = facts_of(
+        run,
+        outcome,
+        steps=prepared.options.steps,
+        warnings=prepared.warnings,
+        speed=report.speed,
+    )
+    facts = {**stands, **measured}
     if outcome.ended == "interrupted" and stop.number is not None:
         facts["signal"] = int(stop.number)
     if not is_quiet:

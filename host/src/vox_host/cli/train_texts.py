@@ -9,7 +9,7 @@ from vox_host.app.model_info import describe_numerics
 from vox_host.app.training_setup import Prepared
 from vox_host.byte_sizes import byte_size
 from vox_host.cli.output import print_line, print_progress, print_warning
-from vox_host.cli.train_report import LineReport, duration
+from vox_host.cli.train_report import Speed, duration
 from vox_host.counted import counted
 from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
@@ -136,23 +136,29 @@ def settled_facts(prepared: Prepared, record: RunRecord, memory: t.TrainMemory) 
     }
 
 
-def facts_of(run: RunDirectory, prepared: Prepared, outcome: Outcome, report: LineReport) -> dict[str, Any]:
-    """Return how a run stands, for --json."""
+def facts_of(
+    run: RunDirectory,
+    outcome: Outcome,
+    *,
+    steps: int,
+    warnings: Sequence[str] = (),
+    speed: Speed | None = None,
+) -> dict[str, Any]:
+    """Return how a run stands, for --json; without `speed` nothing was trained now."""
+    speed = speed or Speed()
     course, saved = outcome.course, outcome.checkpoint
     return {
         "run": str(run.path),
         "ended": outcome.ended,
         "step": course.step,
-        "steps": prepared.options.steps,
+        "steps": steps,
         "held_out_loss_before": course.first_loss,
         "best_held_out_loss": course.best_loss,
         "best_step": course.best_step,
         "adapter_digest": None if saved is None else saved.state.adapter_digest,
-        "tokens_per_s": round(report.speed.tokens / report.speed.seconds, 1)
-        if report.speed.seconds
-        else None,
-        "seconds": round(report.speed.seconds, 1),
-        "warnings": list(prepared.warnings),
+        "tokens_per_s": round(speed.tokens / speed.seconds, 1) if speed.seconds else None,
+        "seconds": round(speed.seconds, 1),
+        "warnings": list(warnings),
     }
 
 

@@ -29,6 +29,7 @@ def discover_installed(plugins_dir: Path) -> list[Candidate]:
             "plugins-unreadable",
             f"the plugin folder can't be read: {error.strerror}",
             facts=[("path", str(plugins_dir))],
+            remedy="Allow this user to read it, or set VOX_HOME to another folder.",
         ) from None
     return [_read_installed(path, plugins_dir) for path in receipts]
 

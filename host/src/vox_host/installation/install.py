@@ -159,6 +159,8 @@ def _build_environment(request: InstallRequest, payload: Payload, tree: Path) ->
             "environment-odd",
             f"{payload.wheel.manifest_name} did not arrive in the environment; nothing was installed",
             facts=[("package folders", ", ".join(map(str, folders)) or "none")],
+            remedy=f"Its wheel has to hold {payload.wheel.manifest_name} where it is imported from: that is "
+            "for whoever makes the plugin.",
         )
     tools.report(f"{plugin_id}: compiling its modules")
     tools.compile_modules(tree / "bin" / "python", folders[0])

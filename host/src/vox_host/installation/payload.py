@@ -38,7 +38,11 @@ def refuse_unusable(manifest: Manifest, request: InstallRequest) -> None:
     plugin_id = manifest.plugin.id
     reason = platform_refusal(manifest, request.os, request.arch)
     if reason is not None:
-        raise PluginError("platform-unsupported", f"plugin '{plugin_id}' {reason}; nothing was installed")
+        raise PluginError(
+            "platform-unsupported",
+            f"plugin '{plugin_id}' {reason}; nothing was installed",
+            remedy="Install one that runs here; `vox-host plugin list` shows those that are installed.",
+        )
     if not any(manifest.accepts_protocol(v) for v in range(PROTOCOL_MIN, PROTOCOL_MAX + 1)):
         raise PluginError(
             "protocol-unsupported",
@@ -79,6 +83,11 @@ def prepare(request: InstallRequest, source: Installable, siblings: tuple[Path, 
         raise PluginError(
             "artifact-kind",
             f"the artifact {archive.name} is neither a wheel nor a native library; nothing was installed",
+            facts=[
+                ("expected", ", ".join((".whl", *sorted(_LIBRARIES)))),
+                ("found", archive.suffix or "none"),
+            ],
+            remedy="Take the release from where it was made.",
         )
     return Payload(
         manifest=source.manifest,

@@ -194,7 +194,9 @@ def _read_project(folder: Path) -> _Project:
         document = tomli.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
         raise PluginError(
-            "project-unreadable", f"{path} can't be read: {error}; nothing was installed"
+            "project-unreadable",
+            f"{path} can't be read: {error}; nothing was installed",
+            remedy="Mend that file, or name a plugin's folder, wheel or release.",
         ) from None
     project = document.get("project")
     if not isinstance(project, dict):
@@ -245,6 +247,7 @@ def _inside(folder: Path, artifact: Artifact) -> Path:
             "artifact-outside",
             f"the artifact {artifact.file} lies outside {folder}; nothing was installed",
             facts=[("resolves to", str(real))],
+            remedy="Put the artifact itself beside its Plugin.toml, not a link.",
         )
     return path
 

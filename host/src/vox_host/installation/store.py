@@ -66,6 +66,7 @@ def locked(plugins_dir: Path, report: Report) -> Iterator[None]:
                 "plugins-busy",
                 "another vox-host is still changing the plugin folder; nothing was done",
                 facts=[("lock", str(plugins_dir / ".lock")), ("waited", f"{_WAIT_S:.0f} s")],
+                remedy="Wait until that command has ended, or end it, and repeat this one.",
             ) from None
     try:
         _clean(plugins_dir, report)
@@ -134,6 +135,7 @@ def remove(plugins_dir: Path, plugin_id: str, report: Report = lambda line: None
             "plugin-not-installed",
             f'plugin "{plugin_id}" is not in the plugin folder; nothing was removed',
             facts=[("installed", ", ".join(known) or "nothing"), ("folder", str(plugins_dir))],
+            remedy="vox-host plugin list",
         )
     with locked(plugins_dir, report):
         receipt = receipt_of(plugins_dir, plugin_id)

@@ -62,6 +62,8 @@ class Tools:
             raise PluginError(
                 "build-failed",
                 f"building {source} gave {len(wheels)} wheels instead of one; nothing was installed",
+                facts=[("wheels", ", ".join(wheel.name for wheel in wheels) or "none")],
+                remedy="The project's build has to make one wheel: its pyproject.toml says how.",
             )
         return wheels[0]
 
@@ -173,6 +175,7 @@ def run_tool(
                 "tool-unusable",
                 f"{arguments[0]} can't be started: {error.strerror}; nothing was installed",
                 facts=[("command", " ".join(arguments))],
+                remedy="Make it a program that this user can start, or take it from the PATH.",
             ) from None
         stack.enter_context(ticking(report, what, progress_every_s))
         assert process.stdout is not None

@@ -102,10 +102,17 @@ def _manifest_name(archive: zipfile.ZipFile, path: Path) -> str:
             remedy=f"Ship {FILE_NAME} inside the package, as package data.",
         )
     if names[0].file_size > _MAX_TEXT_BYTES:
-        raise PluginError("manifest-invalid", f"{FILE_NAME} in {path.name} is {names[0].file_size} bytes")
+        raise PluginError(
+            "manifest-invalid",
+            f"{FILE_NAME} in {path.name} is {names[0].file_size} bytes; nothing was installed",
+            facts=[("most", f"{_MAX_TEXT_BYTES} bytes")],
+            remedy=f"Ship a {FILE_NAME} that says what docs/writing-a-plugin.md asks for, and no more.",
+        )
     if ".data/" in names[0].filename:
         raise PluginError(
-            "manifest-missing", f"{names[0].filename} in {path.name} is not inside an importable package"
+            "manifest-missing",
+            f"{names[0].filename} in {path.name} is not inside an importable package; nothing was installed",
+            remedy=f"Ship {FILE_NAME} inside the package, as package data.",
         )
     return names[0].filename
 

@@ -32,6 +32,7 @@ from vox_host.runs.layout import (
     RunDirectory,
 )
 from vox_host.runs.manifest import AdapterFacts, AdapterManifest, FileRecord, manifest_text
+from vox_plugin_api.unwritten import errno_name, what_helps
 
 __all__ = ["publish_adapter", "settle"]
 
@@ -55,8 +56,8 @@ def publish_adapter(
 
     Raises:
         IntegrityError: the checkpoint's file is not the one of that digest; nothing changed.
-        UsageError: `publish-failed`: the disk is full or can't be written, the run has the adapter
-            it had; `publish-unfinished`: it has the new one, in `.published`.
+        UsageError: `publish-failed`: the disk is full or can't be written, and the run has the
+            adapter it had; `publish-unfinished`: it has the new one, in `.published`.
     """
     settle(run)
     aside = run.path / _ASIDE
@@ -73,8 +74,8 @@ def publish_adapter(
             "publish-failed",
             f"the adapter of {checkpoint} can't be published: {error.strerror or error}; {run.path} has the "
             "adapter that it had",
-            facts=[("path", str(error.filename or run.path))],
-            remedy=f"Make room, then `vox-host train --resume {quoted(run.path)}` goes on.",
+            facts=[("path", str(error.filename or run.path)), ("errno", errno_name(error))],
+            remedy=_goes_on(run, error),
         ) from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -105,9 +106,13 @@ def settle(run: RunDirectory) -> None:
             "publish-unfinished",
             f"the files of the new adapter can't be put into place: {error.strerror or error}; it is whole "
             f"in {published}, and vox-host reads it from there",
-            facts=[("path", str(error.filename or run.path))],
-            remedy=f"Make room, then `vox-host train --resume {quoted(run.path)}` goes on.",
+            facts=[("path", str(error.filename or run.path)), ("errno", errno_name(error))],
+            remedy=_goes_on(run, error),
         ) from error
+
+
+def _goes_on(run: RunDirectory, error: OSError) -> str:
+    return f"{what_helps(errno_name(error))}, then `vox-host train --resume {quoted(run.path)}` goes on."
 
 
 def _write(
@@ -120,7 +125,8 @@ def _write(
             "checkpoint-changed",
             f"{adapter} is not the file that the worker saved; {run.path} has the adapter that it had",
             facts=[("expected", f"sha256:{sha256}"), ("found", f"sha256:{found}")],
-            remedy="Resume from another checkpoint of the run.",
+            remedy=f"`rm -r {quoted(adapter.parent)}`, then `vox-host train --resume {quoted(run.path)}` "
+            "goes on from the checkpoint before it.",
         )
     files[ADAPTER_CONFIG] = _put(aside / ADAPTER_CONFIG, peft_config_text(facts).encode())
     for name in BESIDE:

@@ -238,15 +238,19 @@ class Checkpoints:
         return Checkpoint(folder, state)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Remove all others but the best ones of those kept: to go on from one takes the best of its time."""
+        """Remove all others but those that these need."""
+        for step in set(self.steps()) - self.with_needed(steps):
+            self._remove(self.path(step))
+
+    def with_needed(self, steps: set[int]) -> set[int]:
+        """Return these and the best ones of each: to go on from one takes the best of its time."""
         kept = set(steps)
         for step in sorted(steps, reverse=True):
             # One that can't be read keeps nothing: the run never goes on from it.
             with contextlib.suppress(IntegrityError):
                 best = self._record(step).best_step
                 kept |= set() if best is None else {best}
-        for step in set(self.steps()) - kept:
-            self._remove(self.path(step))
+        return kept
 
     def _remove(self, folder: Path) -> None:
         # First its name, by which it is a checkpoint: one that is half removed is none.

@@ -26,14 +26,15 @@ from vox_host.training.pace import Course, EndReason, Order, Scored, batch_of, c
 from vox_host.training.plot import loss_svg
 from vox_host.training.record import RunRecord
 from vox_plugin_api import train_messages as t
+from vox_plugin_api.unwritten import errno_name, what_helps
 
 __all__ = ["Job", "Outcome", "Reporter", "StepSeen", "Trainer", "drive"]
 
 _AT_ONCE = 32
 """Held-out examples in one request."""
 
-_NO_ROOM = ("run-not-written", "save-failed", "publish-failed", "publish-unfinished")
-"""Of a disk that can't be written. A worker's remedy is for whoever goes on with it; this run has ended."""
+_NOT_WRITTEN = ("run-not-written", "save-failed", "publish-failed", "publish-unfinished")
+"""Of a disk that wasn't written. A worker's remedy is for whoever goes on with it; this run has ended."""
 
 
 class Trainer(Protocol):
@@ -309,8 +310,8 @@ class _Loop:
         else:
             facts.append(("last checkpoint", str(saved.folder) if saved else "none yet"))
         remedy = f"{error.remedy} {goes_on}" if error.remedy else goes_on
-        if error.code in _NO_ROOM:
-            remedy = f"Make room, then {goes_on}"
+        if error.code in _NOT_WRITTEN:
+            remedy = f"{what_helps(dict(facts).get('errno'))}, then {goes_on}"
             if not folder.is_dir():
                 # Moved or removed while it was trained: no room would help.
                 remedy = (
@@ -329,6 +330,7 @@ def _unwritten(error: OSError, folder: Path) -> UsageError:
         "run-not-written",
         f"{error.filename or folder} can't be written: {error.strerror or error}; the run was stopped, and "
         "its last checkpoint is whole",
+        facts=[("errno", errno_name(error))],
     )
 
 

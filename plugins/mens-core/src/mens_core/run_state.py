@@ -30,6 +30,7 @@ from vox_plugin_api.backend import BackendError
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.messages import Numerics, canonical_json
 from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule
+from vox_plugin_api.unwritten import errno_name, what_helps
 
 __all__ = ["ADAPTER", "OPTIMIZER", "STATE", "SavedRun", "read_run", "read_state", "save_run"]
 
@@ -104,8 +105,10 @@ def save_run(
             facts={
                 "folder": str(folder),
                 "bytes": 4 * sum(map(math.prod, (*shapes.values(), *of_moments.values()))),
+                "errno": errno_name(error),
             },
-            remedy="Make room or name another folder, and save again: the training goes on meanwhile.",
+            remedy=f"{what_helps(errno_name(error))} or name another folder, and save again: the training "
+            "goes on meanwhile.",
         ) from error
     return {**digests, STATE: digest}
 

@@ -12,7 +12,8 @@ import numpy as np
 from mens_core.ops import AttentionSpec, Batch, Fault, Ints
 from mens_core.training_ops import AttentionSaved
 from mens_cpu_ref.arrays import Rows, new_rows
-from mens_cpu_ref.lane import CpuOps, KvCache
+from mens_cpu_ref.lane import CpuOps
+from mens_cpu_ref.matrices import KvCache
 from mens_cpu_ref.rotary import RotaryTable
 
 __all__ = ["BackwardOps"]

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mens_core.ops import (
     BLOCK,
-    NOT_FINITE_REMEDY,
     AttentionSpec,
     Batch,
     Fault,
@@ -25,23 +24,20 @@ from mens_core.ops import (
     StoredTensor,
     is_quantised,
 )
-from mens_core.stored_size import wrong_size
 from mens_cpu_ref import quantised
 from mens_cpu_ref.arrays import AddressCache, Rows, WeightMemory, address_of, new_rows, untouched_zeros
+from mens_cpu_ref.float_weights import load_float_matrix, load_float_vector, raise_for
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import FloatMatrix, KvCache
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.replaying import Replayer
 from mens_cpu_ref.rotary import RotaryTable
-from vox_plugin_api.backend import BackendError
 
-__all__ = ["FLOAT_FORMATS", "CpuOps", "FloatMatrix", "KvCache", "pack_floats"]
+__all__ = ["CpuOps"]
 
-_OUT_OF_MEMORY = -1
 _OUT_OF_RANGE = -2
-_PANEL = 16
-FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
-_ELEMENT_TYPES: Sequence[type[np.generic]] = (np.uint32, np.uint16, np.uint16)
+_STRIDE = 16
+"""Channels of cached values are a multiple of this apart: whole vectors."""
 
 
 class CpuOps(Ops):
@@ -71,34 +67,15 @@ class CpuOps(Ops):
         """Pack a weight for the kernels; the mapping behind `stored` may be dropped afterwards."""
         if is_quantised(stored.format):
             return quantised.pack_matrix(self._functions, stored, self._weights)
-        rows, columns = stored.shape if len(stored.shape) == 2 else (0, 0)
-        source = _float_bytes(stored, rows * columns)
-        matrix, code = pack_floats(
-            self._functions, FLOAT_FORMATS[stored.format], source, (rows, columns), self._weights
-        )
-        _check_weights(code, stored, row=code - 1)
-        return matrix
+        return load_float_matrix(self._functions, stored, self._weights)
 
     def load_vector(self, stored: StoredTensor, *, plus_one: bool = False) -> Rows:
         """Take a float vector as f32."""
-        if is_quantised(stored.format) or len(stored.shape) != 1:
-            raise BackendError(
-                "vector-format",
-                f"tensor {stored.name!r} must be a float vector; no model was loaded",
-                facts={"tensor": stored.name, "format": stored.format, "shape": list(stored.shape)},
-                remedy="import the model again from its source",
-            )
-        length = stored.shape[0]
-        source = _float_bytes(stored, length)
-        vector = Rows(np.empty(length, np.float32))
-        number = FLOAT_FORMATS[stored.format]
-        code = self._functions["widen"](number, address_of(source), length, int(plus_one), vector.address)
-        _check_weights(code, stored)
-        return vector
+        return load_float_vector(self._functions, stored, plus_one=plus_one)
 
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> KvCache:
         """Reserve blocks; memory is touched, and so taken, block by block as they are used."""
-        stride = -(-head_dim // _PANEL) * _PANEL
+        stride = -(-head_dim // _STRIDE) * _STRIDE
         keys = untouched_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
         values = untouched_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
         return KvCache(
@@ -244,7 +221,7 @@ class CpuOps(Ops):
             cache.value_addresses[layer],
         )
         if code != 0:
-            _raise_for(code, f"kv_append of layer {layer}")
+            raise_for(code, f"kv_append of layer {layer}")
 
     def attention(
         self, q: Rows, cache: KvCache, layer: int, batch: Batch, spec: AttentionSpec, *, name: str
@@ -336,7 +313,7 @@ class CpuOps(Ops):
         if code > 0:
             self._faults.append(Fault("penalise", (row,)))
         elif code < 0:
-            _raise_for(code, "penalise")
+            raise_for(code, "penalise")
 
     def argmax(self, logits: Rows) -> Ints:
         """Highest logit of each row, the lowest id on ties."""
@@ -344,7 +321,7 @@ class CpuOps(Ops):
         out = np.empty(rows, np.int32)
         code = self._functions["argmax"](logits.address, rows, width, address_of(out))
         if code != 0:
-            _raise_for(code, "argmax")
+            raise_for(code, "argmax")
         return out
 
     def token_weights(self, logits: Rows, row: int, temperature: float) -> npt.NDArray[np.uint64]:
@@ -353,7 +330,7 @@ class CpuOps(Ops):
         out = np.empty(len(values), np.uint64)
         code = self._functions["token_weights"](address_of(values), len(values), temperature, address_of(out))
         if code != 0:
-            _raise_for(code, "token_weights")
+            raise_for(code, "token_weights")
         return out
 
     def log_normaliser(self, logits: Rows) -> npt.NDArray[np.float32]:
@@ -375,62 +352,11 @@ class CpuOps(Ops):
 
     def _checked(self, code: int, out: Rows, name: str) -> Rows:
         if code < 0:
-            _raise_for(code, name)
+            raise_for(code, name)
         if code > 0:
             finite = np.isfinite(out.values).reshape(len(out.values), -1).all(axis=1)
             self._faults.append(Fault(name, tuple(int(row) for row in np.flatnonzero(~finite))))
         return out
-
-
-def pack_floats(
-    functions: Mapping[str, Function],
-    number: int,
-    source: npt.NDArray[Any],
-    shape: tuple[int, ...],
-    memory: WeightMemory | None = None,
-) -> tuple[FloatMatrix, int]:
-    """Pack elements of a format [rows, columns]; the code is 1 + the first row that is not finite.
-
-    Args:
-        memory: where the weights of a model lie together; None for one that comes and goes.
-    """
-    rows, columns = shape
-    padded_rows = -(-rows // _PANEL) * _PANEL
-    kind = np.dtype(_ELEMENT_TYPES[number])
-    size = padded_rows * columns * kind.itemsize
-    packed = (untouched_zeros(size, np.uint8) if memory is None else memory.take(size)).view(kind)
-    address = address_of(packed)
-    code = functions["pack"](number, address_of(source), rows, columns, address)
-    return FloatMatrix(number, rows, columns, packed, address), code
-
-
-def _raise_for(code: int, name: str) -> None:
-    if code == _OUT_OF_MEMORY:
-        raise BackendError(
-            "out-of-memory",
-            f"{name}: the CPU lane could not get its working memory; the step was not finished",
-            remedy="close other programs, or lower the number of sequences and the context length",
-        )
-    raise IndexError(f"{name}: a token id, position or block number is out of range")
-
-
-def _float_bytes(stored: StoredTensor, elements: int) -> npt.NDArray[np.uint8]:
-    expected = elements * (4 if stored.format == "f32" else 2)
-    if stored.data.nbytes != expected or elements == 0:
-        raise wrong_size(stored, expected)
-    return np.frombuffer(stored.data, np.uint8)
-
-
-def _check_weights(code: int, stored: StoredTensor, *, row: int | None = None) -> None:
-    if code < 0:
-        _raise_for(code, f"loading {stored.name}")
-    if code > 0:
-        raise BackendError(
-            "weights-not-finite",
-            f"tensor {stored.name!r} holds an infinity or NaN; no model was loaded",
-            facts={"tensor": stored.name} | ({} if row is None else {"row": row}),
-            remedy=NOT_FINITE_REMEDY,
-        )
 
 
 def _slices(array: npt.NDArray[np.float32], count: int) -> tuple[int, ...]:

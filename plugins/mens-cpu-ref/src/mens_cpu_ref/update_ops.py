@@ -12,7 +12,9 @@ from mens_core.dropout_rate import DropoutRate
 from mens_core.ops import Fault, Ints
 from mens_core.training_ops import AdamW, DropoutKey
 from mens_cpu_ref.arrays import Rows, address_of, new_rows
-from mens_cpu_ref.lane import FLOAT_FORMATS, CpuOps, FloatMatrix, pack_floats
+from mens_cpu_ref.float_weights import FLOAT_FORMATS, pack_floats
+from mens_cpu_ref.lane import CpuOps
+from mens_cpu_ref.matrices import FloatMatrix
 from mens_cpu_ref.quantised import QuantisedMatrix
 
 __all__ = ["UpdateOps"]

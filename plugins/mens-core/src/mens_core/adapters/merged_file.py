@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.messages import canonical_json
+from vox_plugin_api.unwritten import errno_name, what_helps
 
 __all__ = ["QUANT_METADATA", "WEIGHTS", "Buffer", "Piece", "write_weights"]
 
@@ -76,8 +77,12 @@ def write_weights(
         raise BackendError(
             "save-failed",
             f"{folder} can't be written: {error.strerror or error}; it is not there",
-            facts={"folder": str(folder), "bytes": sum(piece.nbytes for piece in pieces)},
-            remedy="Make room or name another folder, and merge again.",
+            facts={
+                "folder": str(folder),
+                "bytes": sum(piece.nbytes for piece in pieces),
+                "errno": errno_name(error),
+            },
+            remedy=f"{what_helps(errno_name(error))} or name another folder, and merge again.",
         ) from error
     finally:
         # Also when the request is cancelled between two parts.

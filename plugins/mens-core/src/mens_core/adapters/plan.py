@@ -12,9 +12,11 @@ from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.messages import AdapterConfig, RankAndAlpha
 
-__all__ = ["AdaptedMatrix", "AdapterPlan", "plan_adapter"]
+__all__ = ["LARGEST", "AdaptedMatrix", "AdapterPlan", "plan_adapter"]
 
 _MOST_MATRICES = 1 << 16
+LARGEST = 2.0**64
+"""Of a number from here on the square is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def plan_adapter(
 
     Raises:
         BackendError: `adapter-target`: a target or an exception names no layer; `adapter-scale`: an
-            alpha and its rank give a factor that float32 doesn't hold. Nothing was begun.
+            alpha and its rank give a factor that float32 doesn't hold, or not its square. Nothing was begun.
     """
     chosen: set[str] = set()
     for target in config.targets:
@@ -115,11 +117,13 @@ def _scale(name: str, by: RankAndAlpha, rank_stabilised: bool) -> float:
         scale = nearest_root(alpha * alpha / by.rank) if rank_stabilised else nearest(alpha / by.rank)
     except OverflowError:
         scale = 0.0
-    if scale == 0:
+    if scale == 0 or scale >= LARGEST:
+        held = "a factor that float32 doesn't hold"
+        if scale:
+            held = f"a factor of {scale:.3g}, whose square float32 doesn't hold: neither norms nor gradients"
         raise BackendError(
             "adapter-scale",
-            f"alpha {by.alpha} with rank {by.rank} ({name}) gives a factor that float32 doesn't hold; "
-            "nothing was done",
+            f"alpha {by.alpha} with rank {by.rank} ({name}) gives {held}; nothing was done",
             facts={"layer": name, "alpha": by.alpha, "rank": by.rank},
             remedy="Choose an alpha near the rank.",
         )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mens_core.adapters.file import read_tensors
 from mens_core.adapters.keys import adapter_digest
-from mens_core.adapters.plan import AdapterPlan, plan_adapter
+from mens_core.adapters.plan import LARGEST, AdapterPlan, plan_adapter
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.families import ModelConfig, expected_shapes
@@ -57,8 +57,8 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
 
     Raises:
         BackendError: `adapter-unreadable`, `adapter-digest`: the file is not there, or not the one that
-            was named; `adapter-target`, `adapter-scale`; `adapter-tensors`: a tensor is missing, has
-            no place, another shape or format, or isn't finite.
+            was named; `adapter-target`; `adapter-scale`, also of an update that is too large;
+            `adapter-tensors`: a tensor is missing, has no place, another shape or format, or isn't finite.
     """
     path = Path(params.file)
     _check_digest(path, params.digest)
@@ -77,14 +77,30 @@ def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
         tensors = read_tensors(path, plan.shapes, key_map=params.key_map, dtypes=_DTYPES, others=others)
     except BackendError as error:
         raise _with_rank(error, params, path) from error
+    _refuse_too_large(path, plan, tensors)
     warnings = []
-    if all(matrix.scale == 0 for matrix in plan.matrices):
-        warnings.append("the adapter's alpha is 0: it changes nothing, and answers are the base model's")
-    elif not any(all(tensors[key].any() for key in matrix.keys) for matrix in plan.matrices):
+    # That alpha is 0 is said by whoever read the configuration.
+    has_scale = any(matrix.scale for matrix in plan.matrices)
+    if has_scale and not any(all(tensors[key].any() for key in matrix.keys) for matrix in plan.matrices):
         warnings.append("every update of the adapter is zero: it changes nothing, as before its first step")
     return ServedAdapter(
         plan, tensors, adapter_digest(tensors), path, dict(params.base_copies), tuple(warnings)
     )
+
+
+def _refuse_too_large(path: Path, plan: AdapterPlan, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Refuse an update after which no answer would be finite: at generation it would be named late."""
+    for matrix in plan.matrices:
+        a, b = (float(np.abs(tensors[key]).max(initial=0)) for key in matrix.keys)
+        # What an input of 1 may become; norms square it, and nothing squares a logit.
+        if matrix.scale * a * b >= LARGEST and matrix.name != HEAD.removesuffix(".weight"):
+            raise BackendError(
+                "adapter-scale",
+                f"{path} has an update of {matrix.name} of up to {matrix.scale * a * b:.3g} for an input of "
+                "1, whose square float32 doesn't hold: no answer would be finite. Nothing was loaded",
+                facts={"file": str(path), "layer": matrix.name, "scale": matrix.scale},
+                remedy="Take alpha and rank from where the adapter was trained.",
+            )
 
 
 def _check_digest(path: Path, expected: str) -> None:

@@ -1,8 +1,9 @@
-"""Operands and results below 2^-126 in training, as in `cases_flushed`; and in the operators of serving.
+"""Operands and results below 2^-126 in training, as in `cases_flushed`.
 
 A lane that trains takes tensors from the host as they are, so each of its operators can be given some that
-hold subnormals. Left out is what can't be seen: results of `dropout`, which makes nothing smaller, the
-squares of subnormals, and `cross_entropy` of logits that are subnormal beside their own logarithms.
+hold subnormals; those of serving are in `cases_subnormal`. Left out is what can't be seen: results of
+`dropout`, which makes nothing smaller, the squares of subnormals, and `cross_entropy` of logits that are
+subnormal beside their own logarithms.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.conformance.cases_backward import TrainingCase
-from mens_core.conformance.cases_flushed import SMALLEST, large, small, stored
+from mens_core.conformance.cases_flushed import SMALLEST, small
+from mens_core.conformance.cases_subnormal import SUBNORMAL, great_weights, turned, whole
 from mens_core.conformance.inputs import BLOCKS, Floats, stored_float, weight
-from mens_core.ops import AttentionSpec, Batch, Format, Ints, StoredTensor
+from mens_core.ops import AttentionSpec, Format, Ints
 from mens_core.training_ops import AdamW, DropoutKey, TrainingOps
 
 __all__ = ["BACKWARD_FLUSHED", "UPDATE_FLUSHED"]
@@ -58,18 +60,7 @@ def _norm_backward(operator: str, ops: TrainingOps) -> Arrays:
 
 
 def _rope_backward(ops: TrainingOps) -> Arrays:
-    yield from _turned("rope_backward", ops)
-
-
-def _turned(operator: str, ops: TrainingOps) -> Arrays:
-    """Results that are flushed; operands that an attention factor of 7 would make normal numbers."""
-    positions = np.array([0, 1, 2, 129, 1000], np.int32)
-    frequencies = [(1 << 128) // (7 + 13 * i) for i in range(12)]
-    signs = np.sign(small(0, len(positions), 2 * 24))
-    for size, factor in ((SMALLEST, None), (SMALLEST / 2, (7, 1))):
-        table = ops.rotary_table(frequencies, factor)
-        x = ops.from_host((signs * size).astype(F32))
-        yield ops.to_host(getattr(ops, operator)(x, 2, table, positions, name="turned"))
+    yield from turned("rope_backward", ops)
 
 
 def _gate_backward(operator: str, ops: TrainingOps) -> Arrays:
@@ -134,7 +125,7 @@ def _attended(
     softcap: float | None,
 ) -> Arrays:
     spec = AttentionSpec(heads=2, kv_heads=1, head_dim=8, scale=scale, softcap=softcap)
-    batch = _whole(len(q))
+    batch = whole(len(q))
     cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=8, blocks=1)
     of_q, of_dy = ops.from_host(q), ops.from_host(dy)
     ops.kv_append(cache, 0, ops.from_host(k), ops.from_host(v), batch)
@@ -145,27 +136,10 @@ def _attended(
         yield ops.to_host(gradient)
 
 
-def _whole(rows: int) -> Batch:
-    return Batch(
-        token_ids=np.zeros(rows, np.int32),
-        positions=np.arange(rows, dtype=np.int32),
-        starts=np.array([0, rows], np.int32),
-        block_tables=np.array([[0]], np.int32),
-        logit_rows=np.array([], np.int32),
-    )
-
-
 # --- gradients of parameters, adapters, the update --------------------------------------------------
 
 _STARTS: Ints = np.array([0, 130, 130, 140], np.int32)
 """Examples of more than a chunk, of nothing and of less than one."""
-
-
-def _weights(format_: Format, rows: int, columns: int) -> StoredTensor:
-    """Numbers of 2^14 or more."""
-    if format_ in BLOCKS:
-        return large(format_, 311, rows, columns)
-    return stored(format_, small(14, rows, columns))
 
 
 def _linear_backward(format_: Format, ops: TrainingOps) -> Arrays:
@@ -175,22 +149,9 @@ def _linear_backward(format_: Format, ops: TrainingOps) -> Arrays:
         dy = np.zeros((rows, outputs), F32)
         dy[:, -1] = np.ldexp(F32(1), -125 + np.arange(rows) % 3)
         yield ops.to_host(ops.linear_backward(ops.from_host(dy), matrix, name="results"))
-        matrix = ops.load_matrix(_weights(format_, outputs, columns))
+        matrix = ops.load_matrix(great_weights(format_, outputs, columns))
         dy = ops.from_host(small(-128, rows, outputs))
         yield ops.to_host(ops.linear_backward(dy, matrix, name="operands"))
-
-
-def _linear(format_: Format, ops: TrainingOps) -> Arrays:
-    """Activations that are subnormal; of quantised weights, beside one that makes their scale 2^-126."""
-    columns = 256 if format_.endswith("_k") else 96 if format_ in BLOCKS else 83
-    for rows, outputs in ((1, 5), (3, 5), (17, 130)):
-        x = small(-127, rows, columns)
-        if format_ in BLOCKS:
-            x[:, ::32] = 127 * SMALLEST
-        made = ops.linear(
-            ops.from_host(x), ops.load_matrix(_weights(format_, outputs, columns)), name="operands"
-        )
-        yield ops.to_host(made)
 
 
 def _matrix(ops: TrainingOps) -> Arrays:
@@ -306,63 +267,6 @@ def _adamw(ops: TrainingOps) -> Arrays:
         yield ops.to_host(tensor)
 
 
-# --- operators of serving, on tensors that hold subnormals --------------------------------------------
-
-
-def _norm(operator: str, ops: TrainingOps) -> Arrays:
-    """x below 2^-126, beside a root that makes it great."""
-    x, w = small(-130, 3, 48), ops.load_vector(stored_float(small(0, 48 if operator == "rms_norm" else 16)))
-    if operator == "rms_norm":
-        yield ops.to_host(ops.rms_norm(ops.from_host(x), w, SMALLEST, name="operands"))
-    else:
-        yield ops.to_host(ops.head_norm(ops.from_host(x), w, 3, SMALLEST, name="operands"))
-
-
-def _attention(ops: TrainingOps) -> Arrays:
-    """Queries below 2^-126, and keys that make scores of them."""
-    spec = AttentionSpec(heads=2, kv_heads=1, head_dim=8, scale=1.0)
-    for q, k in ((-128, 126), (126, -128)):
-        cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=8, blocks=1)
-        batch = _whole(5)
-        keys, values = np.abs(small(k, 5, 8)), small(0, 5, 8)
-        ops.kv_append(cache, 0, ops.from_host(keys), ops.from_host(values), batch)
-        queries = ops.from_host(np.abs(small(q, 5, 16)))
-        yield ops.to_host(ops.attention(queries, cache, 0, batch, spec, name="operands"))
-
-
-def _add(ops: TrainingOps) -> Arrays:
-    a, b = np.abs(small(-127, 2, 37)), np.abs(small(-127, 2, 37))
-    yield ops.to_host(ops.add(ops.from_host(a), ops.from_host(b), name="operands"))
-
-
-def _gate(operator: str, ops: TrainingOps) -> Arrays:
-    gate, up = small(6, 2, 37), small(-128, 2, 37)
-    yield ops.to_host(getattr(ops, operator)(ops.from_host(gate), ops.from_host(up), name="up"))
-    # Its half is flushed where it is kept itself; times an up that is great.
-    gate, up = small(-128, 2, 37), small(100, 2, 37)
-    yield ops.to_host(getattr(ops, operator)(ops.from_host(gate), ops.from_host(up), name="gate"))
-
-
-def _softcap(ops: TrainingOps) -> Arrays:
-    yield ops.to_host(ops.softcap(ops.from_host(small(-130, 2, 37)), 30.0, name="operands"))
-
-
-def _choosing(operator: str, ops: TrainingOps) -> Arrays:
-    """Logits that are all zero, where what is subnormal is."""
-    logits = np.zeros((2, 37), F32)
-    logits[:, 5::3] = small(-127, 2, 11)
-    x = ops.from_host(logits)
-    if operator == "argmax":
-        yield np.asarray(ops.argmax(x), np.int32)
-    elif operator == "token_weights":
-        yield np.asarray(ops.token_weights(x, 1, SMALLEST), np.uint64)
-    else:
-        ids = np.arange(0, 37, dtype=np.int32)
-        quarters, nothing = np.full(37, 0.25, F32), np.zeros(37, F32)
-        ops.penalise(x, 1, ids, repetition=quarters, subtract=nothing)
-        yield ops.to_host(x)[1:]
-
-
 BACKWARD_FLUSHED: Mapping[str, TrainingCase] = MappingProxyType(
     {
         "rms_norm_backward/flushed": partial(_norm_backward, "rms_norm_backward"),
@@ -389,16 +293,6 @@ UPDATE_FLUSHED: Mapping[str, TrainingCase] = MappingProxyType(
         "dropout/flushed": _dropout,
         "sum_of_squares/flushed": _sum_of_squares,
         "adamw/flushed": _adamw,
-        **{f"linear/{f}/subnormal": partial(_linear, f) for f in _FORMATS},
-        "rms_norm/subnormal": partial(_norm, "rms_norm"),
-        "head_norm/subnormal": partial(_norm, "head_norm"),
-        "rope/subnormal": partial(_turned, "rope"),
-        "attention/subnormal": _attention,
-        "add/subnormal": _add,
-        "silu_gate/subnormal": partial(_gate, "silu_gate"),
-        "gelu_gate/subnormal": partial(_gate, "gelu_gate"),
-        "softcap/subnormal": _softcap,
-        **{f"{name}/subnormal": partial(_choosing, name) for name in ("argmax", "token_weights", "penalise")},
+        **SUBNORMAL,
     }
 )
-"""Those named "subnormal" are operators of serving."""
