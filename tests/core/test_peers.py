@@ -48,9 +48,10 @@ def model_dir(tmp_path_factory):
     return write_model(folder / "model", SMALL, seed=3)
 
 
-def loaded(model_dir, *args, **named):
+def loaded(model_dir, *args, memory_bytes=None, **named):
     backend = a_backend(*args, **named)
-    for _ in backend.load_model(m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32)):
+    params = m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32, memory_bytes=memory_bytes)
+    for _ in backend.load_model(params):
         pass
     return backend
 
@@ -333,6 +334,17 @@ def test_an_error_of_a_rank_s_own_is_told_as_its_and_the_training_goes_on(model_
     assert (error.code, error.facts["rank"], error.facts["step"]) == ("non-finite", 1, 1)
     assert answers(backend.train_step(STEP)) == answers(begun(model_dir, 1).train_step(STEP))
     backend.unload(m.UnloadParams())
+
+
+def test_a_rank_takes_what_rank_0_takes_whatever_its_kv_cache_has_room_for(model_dir):
+    """A rank measures memory of its own, so its cache may be the smaller one: here it is one block."""
+    alone, together = (loaded(model_dir, memory_bytes=40_000) for _ in range(2))
+    assert alone._served.result.context_length == 128
+    step = t.TrainStepParams(examples=some_examples([150, 140], seed=2))
+    list(alone.train_begin(NEW))
+    list(together.train_begin(NEW.model_copy(update={"devices": 2})))
+    assert answers(together.train_step(step)) == answers(alone.train_step(step))
+    together.unload(m.UnloadParams())
 
 
 def test_ranks_end_with_the_process_that_started_them(model_dir, tmp_path):

@@ -425,6 +425,23 @@ def test_blocks_that_are_shared_count_once_at_admission():
     assert [outcome(sequence) for sequence in two] == [alone(sequence.request) for sequence in two]
 
 
+def test_who_waits_is_looked_up_again_only_when_something_changed(monkeypatch):
+    engine = an_engine(blocks=4)
+    running = engine.submit(ask(BASES[0][:300], 60))
+    waiting = engine.submit(ask(BASES[1][:300], 9))
+    engine.step()
+    looked_up = []
+    find = BlockPool.find_prefix
+    monkeypatch.setattr(BlockPool, "find_prefix", lambda self, *a: looked_up.append(a[1]) or find(self, *a))
+    for _ in range(20):
+        engine.step()
+        collect(running)
+    looked_up = [ids for ids in looked_up if ids == waiting.request.token_ids]
+    assert (engine.waiting, len(looked_up)) == (1, 1), "once, after the first prompt's blocks were written"
+    finish(engine, running, waiting)
+    assert outcome(waiting) == alone(waiting.request)
+
+
 def test_a_cancelled_request_leaves_its_whole_blocks_to_others():
     engine = an_engine(rows=200)
     leaver = engine.submit(ask(BASES[0][:500], 4))

@@ -55,6 +55,18 @@ def test_the_openai_client_gets_the_answer_and_the_stream_adds_up_to_it(cli):
         assert status == 400 and "chat template" in answer["error"]["message"]
 
 
+def test_a_prompt_that_begins_like_another_is_computed_from_where_they_part(cli):
+    begun = [(5 * i) % 20000 + 100 for i in range(300)]
+    with serving(cli, MODEL) as server:
+        server.complete(begun, 4)
+        second = server.complete([*begun, 7, 8], 4, logprobs=3)
+    with serving(cli, MODEL) as server:
+        alone = server.complete([*begun, 7, 8], 4, logprobs=3)
+    assert second["choices"] == alone["choices"]
+    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+    assert alone["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
 def test_the_bytes_on_the_wire_are_json_and_server_sent_events(cli):
     """As curl would see them."""
     ask = {"model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 0}

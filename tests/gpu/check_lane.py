@@ -171,7 +171,8 @@ _END = object()
 
 
 def answers(lane: Backend, path: Path, **sampling: Any) -> list[Any]:
-    """What the protocol's messages return: two requests at once, scores of three texts, a trace."""
+    """What the protocol's messages return: two requests at once, scores of three texts, a trace, and a prompt
+    whose first block the first request has written."""
     loading = m.LoadModelParams(model_dir=str(path), model_digest="0" * 64, context_length=512)
     for _ in lane.load_model(loading):
         pass
@@ -201,16 +202,24 @@ def answers(lane: Backend, path: Path, **sampling: Any) -> list[Any]:
                 del running[number]
             elif reply is not None and reply.result is not None:
                 results[number].append(reply.result.model_dump_json())
+    again = m.GenerateParams(
+        token_ids=[*texts[0], 5], max_tokens=12, logprobs=3, sampling=m.SamplingParams(**sampling)
+    )
+    replies = [reply for reply in lane.generate(again) if reply is not None]
+    assert replies[-1].observation["cached_tokens"] == 128, replies[-1].observation
+    results.append([reply.result.model_dump_json() for reply in replies if reply.result is not None])
     lane.unload(m.UnloadParams())
     return results
 
 
 def same_answers(cuda: Backend, cpu: Backend, path: Path, **sampling: Any) -> str:
     found, expected = answers(cuda, path, **sampling), answers(cpu, path, **sampling)
-    kinds = ("first request", "second request", "scores", "trace")
+    kinds = ("first request", "second request", "scores", "trace", "a prompt that begins like the first")
     differing = [kind for kind, a, b in zip(kinds, found, expected, strict=True) if a != b or not a]
     assert not differing, f"{', '.join(differing)} differ: {str(found)[:600]}\nbeside\n{str(expected)[:600]}"
-    return f"{sum(map(len, found))} messages of 2 requests at once, scores and a trace are equal"
+    return (
+        f"{sum(map(len, found))} messages of 2 requests, scores, a trace and a reused prompt are equal"
+    )
 
 
 def main() -> int:

@@ -114,6 +114,31 @@ def test_both_kinds_of_answers_come_from_the_same_engine(model_dir):
     assert backend._served.engine._limits.rows == STEP_ROWS
 
 
+def test_a_prompt_goes_on_from_blocks_of_its_own_load_alone(model_dir):
+    """Fast mode has blocks of other bits: reused within a load, and never of a canonical one."""
+    backend = a_backend()
+    prompt = [(i * i + 3) % 97 for i in range(200)]
+    params = m.GenerateParams(
+        token_ids=prompt, max_tokens=2, sampling=m.SamplingParams(temperature=0), logprobs=0
+    )
+
+    def asked() -> tuple[int, list[float]]:
+        replies = [reply for reply in backend.generate(params) if reply is not None]
+        tokens = [token for reply in replies for token in reply.result.tokens]
+        return replies[-1].observation["cached_tokens"], [token.logprob for token in tokens]
+
+    found = {}
+    for numerics in ("fast", "canonical", "fast"):
+        load(backend, model_dir, numerics)
+        (first, fresh), (second, again) = asked(), asked()
+        assert (first, second) == (0, 128)
+        # The same rows by other kernels, in fast mode: as near as a few roundings to bfloat16.
+        assert again == (pytest.approx(fresh, abs=0.2) if numerics == "fast" else fresh)
+        found[numerics] = fresh
+        backend.unload(m.UnloadParams())
+    assert found["fast"] != found["canonical"]
+
+
 def test_a_trace_shows_every_operator(model_dir):
     backend = a_backend()
     load(backend, model_dir)

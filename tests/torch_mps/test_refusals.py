@@ -164,3 +164,19 @@ def test_a_model_that_does_not_fit_is_refused_before_a_weight_is_read(started, t
     with pytest.raises(BackendError) as caught:
         list(backend.load_model(params))
     assert caught.value.error.code == "insufficient-memory"
+
+
+def test_the_cache_is_what_the_working_set_has_room_for_beside_the_weights(started, tmp_path, monkeypatch):
+    from mens_torch_mps import plugin
+    from vox_plugin_api.messages import LoadModelParams
+
+    monkeypatch.setattr(plugin, "version", lambda name: "0.1.0")
+    ready = started()
+    block_bytes = 2 * 3 * 2 * 16 * 128 * 4
+    sizes = iter([1 << 30, 4 * block_bytes])  # before the weights, and beside them: a tenth of it is left
+    monkeypatch.setattr(ready.runtime, "working_set", lambda: WorkingSet(limit=next(sizes), held=0))
+    backend = plugin.backend_on(ready)
+    params = LoadModelParams(model_dir=str(write_model(tmp_path, QWEN3)), model_digest="0" * 64)
+    *_, reply = backend.load_model(params)
+    assert reply.result.context_length == 3 * 128
+    assert reply.observation["kv_cache"]["free_bytes"] == 4 * block_bytes

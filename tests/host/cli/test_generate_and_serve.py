@@ -55,6 +55,13 @@ def test_generate_prints_one_json_object_and_the_same_bytes_twice(home_and_comma
     assert run_command(command, environment, *arguments).stdout == first.stdout
 
 
+@pytest.mark.parametrize("stop", [(), ("--stop", ", ")])
+def test_what_was_not_computed_again_is_part_of_the_usage(home_and_command, stop):
+    command, environment = home_and_command({"observed": {"cached_tokens": 1}})
+    done = run_command(command, environment, "generate", "--model", "tiny", "--prompt", "xy", "--json", *stop)
+    assert json.loads(done.stdout)["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
 def test_generate_takes_its_prompt_from_standard_input_and_stops_at_a_stop_text(home_and_command):
     command, environment = home_and_command()
     done = run_command(

@@ -70,6 +70,8 @@ class Engine:
         self._limits = limits or StepLimits()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._kept_out: tuple[Sequence, int] | None = None
+        """Who was not admitted last, and what had changed in the pool until then."""
         self._origin = origin
         self._memory = memory
         self.pool = BlockPool(blocks, taken_freely=None if memory is None else memory.taken_freely)
@@ -172,8 +174,11 @@ class Engine:
         # Strictly in order: letting a short request pass a long one could starve the long one.
         while self._waiting and len(self._running) < self._max_sequences:
             sequence = self._waiting[0]
+            if self._kept_out == (sequence, self.pool.changes):
+                return  # to look a long prompt up again costs milliseconds, in every step
             needed = blocks_for(sequence.request.positions)
             prefix = self._known_prefix(sequence)
+            self._kept_out = (sequence, self.pool.changes)
             if not self.pool.can_reserve(needed, prefix):
                 return
             refusal = None if self._memory is None else self._memory.refusal(self.pool, needed, prefix)
@@ -183,6 +188,7 @@ class Engine:
                 said = refusal.error
                 self._fail(sequence, said.code, said.message, said.facts, said.remedy)
                 continue
+            self._kept_out = None
             self._waiting.popleft()
             sequence.blocks = self.pool.reserve(needed, prefix)
             self._skip(sequence, len(prefix))

@@ -46,6 +46,8 @@ class BlockPool:
         """Blocks that sequences may still take."""
         self.touched = 0
         """The most blocks ever held or kept at once; higher numbers were never written to."""
+        self.changes = 0
+        """Counts what may let somebody in who was not let in before."""
         self.index = PrefixIndex()
         self.taken_freely = total if taken_freely is None else taken_freely
         self._free = list(range(total))
@@ -128,6 +130,7 @@ class BlockPool:
         return block
 
     def _adopt(self, whole: WholeBlock) -> None:
+        self.changes += 1
         self.promised -= 1
         self._hold(whole.number)
 
@@ -137,6 +140,7 @@ class BlockPool:
         self._holders[block] += 1
 
     def _let_go(self, block: int) -> None:
+        self.changes += 1
         self._holders[block] -= 1
         if self._holders[block]:
             return
@@ -157,6 +161,7 @@ class BlockPool:
             self._let_go(block)
             return known
         whole = self.index.add(block, origin, before, token_ids)
+        self.changes += 1
         if whole is not None:
             self._whole[block] = whole
         return whole
@@ -225,4 +230,5 @@ class Reservation:
         for block in reversed(self.table):
             self._pool._let_go(block)
         self._pool.promised -= self._left
+        self._pool.changes += 1
         self.table, self._whole, self._left = [], [], 0

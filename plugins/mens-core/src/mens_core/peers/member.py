@@ -112,7 +112,6 @@ class Member:
         model, self._ops, loaded = backend.lend()
         self._base: Model = replace(model, ops=self._ops)
         self._model = self._base
-        self._context_length = loaded.context_length
         self._ask = ask
         self._plan: AdapterPlan = plan_adapter(ask.adapter, model.layer_shapes)
         self._shapes = lane_shapes(self._plan)
@@ -148,8 +147,10 @@ class Member:
                 f"holds another adapter than rank 0: expected {ask.adapter_digest}, found {self._digest}",
                 facts={"expected": ask.adapter_digest, "found": self._digest},
             )
+        # The model's own, as rank 0 has it: what a rank's KV cache has room for is no matter of training.
+        config = self._base.config
         examples = read_examples(
-            ask.examples, vocab_size=self._base.config.vocab_size, context_length=self._context_length
+            ask.examples, vocab_size=config.vocab_size, context_length=config.context_length
         )
         self._ops.take_faults()
         if ask.kind == "evaluate":
