@@ -217,9 +217,7 @@ def same_answers(cuda: Backend, cpu: Backend, path: Path, **sampling: Any) -> st
     kinds = ("first request", "second request", "scores", "trace", "a prompt that begins like the first")
     differing = [kind for kind, a, b in zip(kinds, found, expected, strict=True) if a != b or not a]
     assert not differing, f"{', '.join(differing)} differ: {str(found)[:600]}\nbeside\n{str(expected)[:600]}"
-    return (
-        f"{sum(map(len, found))} messages of 2 requests, scores, a trace and a reused prompt are equal"
-    )
+    return f"{sum(map(len, found))} messages of 2 requests, scores, a trace and a reused prompt are equal"
 
 
 def main() -> int:
