@@ -18,6 +18,7 @@ from mens_core.trainer import Trainer, TrainerState
 from mens_core.training_ops import AdamW
 from mens_torch_cuda.fast.attention import Places, decode_attention
 from mens_torch_cuda.fast.decoder import Decoder
+from mens_torch_cuda.fast.dropout import dropped
 from mens_torch_cuda.fast.flat_adapter import FlatAdapter
 from mens_torch_cuda.fast.groups import Group, Part, Update
 from mens_torch_cuda.fast.ops import FastOps
@@ -159,6 +160,16 @@ def test_adamw_is_its_formula(model_dir):
     p = p * 0.625 - 0.25 * (m / 0.5) / ((v / 0.375).sqrt() + 0.5)
     for found, right in zip(adapter.stepped(gradient, by), (p, m, v), strict=True):
         torch.testing.assert_close(found.double(), right, rtol=1e-6, atol=1e-7)
+
+
+def test_dropout_keeps_the_mean_and_follows_from_its_key():
+    x = torch.ones(200, 50)
+    made = dropped(x, 0.25, (7, 0, 3, 0))
+    assert set(made.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert made.mean().item() == pytest.approx(1, abs=0.03)
+    assert torch.equal(made, dropped(x, 0.25, (7, 0, 3, 0)))
+    for other in ((8, 0, 3, 0), (7, 1, 3, 0), (7, 0, 4, 0), (7, 0, 3, 1)):
+        assert (made != dropped(x, 0.25, other)).float().mean() > 0.3
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])

@@ -133,6 +133,7 @@ def prepare(
             "context-too-long",
             f"--max-length {max_length}: {model.name} has {most} positions; nothing was started",
             facts=[("limit", most), ("found", max_length)],
+            remedy="Leave --max-length out, or give no more than that.",
         )
     verify_files(model, lambda *_: None, trust_unchanged=True)
     files = read_dataset(request.data, request.holdout)

@@ -94,6 +94,7 @@ class ChatTemplate:
             return UsageError(
                 "template-refused",
                 f"the chat template of {self.name} refused these messages: {answer['message']}",
+                remedy="Change the messages as it says.",
             )
         return UsageError(
             "template-failed",

@@ -92,7 +92,11 @@ class Conversation:
         service = self._service
         ids = await service.encode_chat(self._messages)
         if not ids:
-            raise UsageError("prompt-empty", "the chat template made no prompt of this conversation")
+            raise UsageError(
+                "prompt-empty",
+                "the chat template made no prompt of this conversation",
+                remedy="Give a message, or another template with --template.",
+            )
         service.check_fits(len(ids))
         params = m.GenerateParams(
             token_ids=ids,

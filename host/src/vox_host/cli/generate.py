@@ -171,7 +171,11 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
             with prompt_file.open("rb") as file:
                 data = file.read(_MAX_PROMPT_BYTES + 1)
         except OSError as problem:
-            raise UsageError("prompt-file", f"--prompt-file {prompt_file}: {problem.strerror}") from None
+            raise UsageError(
+                "prompt-file",
+                f"--prompt-file {prompt_file}: {problem.strerror}",
+                remedy="Name a file that can be read, or give --prompt TEXT.",
+            ) from None
     elif prompt_file is not None or not sys.stdin.isatty():
         data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
         if not data and prompt_file is None:
@@ -185,9 +189,13 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         raise UsageError("usage", "there is nothing to continue", remedy=_GIVE_A_PROMPT)
     if len(data) > _MAX_PROMPT_BYTES:
         raise UsageError(
-            "prompt-too-long", f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB; nothing was started"
+            "prompt-too-long",
+            f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB; nothing was started",
+            remedy="Give a shorter prompt: no model reads so much.",
         )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise UsageError("prompt-encoding", f"the prompt is not UTF-8 (byte {problem.start})") from None
+        raise UsageError(
+            "prompt-encoding", f"the prompt is not UTF-8 (byte {problem.start})", remedy="Save it as UTF-8."
+        ) from None

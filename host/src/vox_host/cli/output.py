@@ -77,7 +77,11 @@ def _named() -> Iterator[None]:
     except OSError as error:
         silence_stdout()
         reason = error.strerror or error
-        raise UsageError("output-failed", f"standard output can't be written: {reason}") from None
+        raise UsageError(
+            "output-failed",
+            f"standard output can't be written: {reason}",
+            remedy="Write into a file, or to where there is room: `vox-host ... > FILE`.",
+        ) from None
 
 
 def print_progress(text: str) -> None:

@@ -247,7 +247,9 @@ def _read(path: Path, option: str) -> bytes:
         return path.read_bytes()
     except OSError as problem:
         raise UsageError(
-            "file-unreadable", f"{option} {path}: {problem.strerror}; nothing was started"
+            "file-unreadable",
+            f"{option} {path}: {problem.strerror}; nothing was started",
+            remedy="Name a file that this user can read.",
         ) from None
 
 

@@ -46,7 +46,9 @@ def write_gguf_adapter(
     try:
         entries = read_safetensors_header(source.file).entries
     except CheckpointError as error:
-        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+        raise ModelError(
+            error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy
+        ) from None
     pieces = []
     for layer in layers:
         place = gguf_name(f"{layer}.weight" if layer == "lm_head" else f"model.{layer}.weight", family)

@@ -82,7 +82,9 @@ def _base_config(path: Path) -> dict[str, Any]:
     try:
         return dict(read_json_object(path))
     except CheckpointError as error:
-        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+        raise ModelError(
+            error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy
+        ) from None
 
 
 def _widest(folder: Path) -> str:

@@ -41,7 +41,9 @@ def write_peft_folder(
     try:
         entries = read_safetensors_header(source.file).entries
     except CheckpointError as error:
-        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+        raise ModelError(
+            error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy
+        ) from None
     pieces = [
         Piece(
             _placed(ours) if is_text_tower else ours,

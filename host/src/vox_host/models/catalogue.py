@@ -81,7 +81,9 @@ class Catalogue:
         path = self.models_dir / name
         if not path.is_dir() or path.is_symlink():
             raise UsageError(
-                "model-not-found", f"no model is named {name!r} in {self.models_dir}; nothing was removed"
+                "model-not-found",
+                f"no model is named {name!r} in {self.models_dir}; nothing was removed",
+                remedy="vox-host model list",
             )
         # Out of sight first: a removal that is cut short leaves no half model behind.
         hidden = self.models_dir / f".removed-{uuid.uuid4().hex}"

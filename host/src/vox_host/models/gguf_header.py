@@ -70,7 +70,11 @@ def read_gguf_header(path: Path) -> GgufFile:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError("gguf-invalid", f"{path} is not a regular file; nothing was imported")
+            raise ModelError(
+                "gguf-invalid",
+                f"{path} is not a regular file; nothing was imported",
+                remedy="Name the GGUF file itself.",
+            )
         size = status.st_size
         with path.open("rb") as file:
             if size < 24:
@@ -80,7 +84,11 @@ def read_gguf_header(path: Path) -> GgufFile:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _read(_Reader(data, path))
     except OSError as error:
-        raise ModelError("gguf-unreadable", f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(
+            "gguf-unreadable",
+            f"{path} cannot be read: {error.strerror}",
+            remedy="Allow this user to read it.",
+        ) from None
 
 
 class _Reader:

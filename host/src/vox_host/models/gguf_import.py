@@ -106,6 +106,7 @@ def _check_shapes(file: GgufFile, names: Mapping[str, GgufTensor]) -> None:
                 f"{file.path}: {tensor.name} is {tensor.type.name} {list(tensor.shape)}; "
                 f"wanted {'a float vector' if wanted == 1 else 'a matrix'}; nothing was imported",
                 facts=[("file", str(file.path)), ("tensor", tensor.name)],
+                remedy="Take the file from another converter, or the model as a Hugging Face folder.",
             )
 
 

@@ -105,7 +105,11 @@ def _config(path: Path) -> dict[str, Any]:
     source = path / "config.json"
     # A pipe or a device is there all the same: reading it says what it is.
     if not source.exists():
-        raise CheckpointError("config-missing", f"{source} does not exist: a model's constants are in it")
+        raise CheckpointError(
+            "config-missing",
+            f"{source} does not exist: a model's constants are in it",
+            remedy="Name the folder that holds it, with the weights and the tokenizer.",
+        )
     return read_json_object(source, code="config-invalid")
 
 

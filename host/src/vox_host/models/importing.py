@@ -39,6 +39,7 @@ from vox_host.models.source import Contents, Source, as_model_error
 from vox_host.models.verifying import note_as_verified, verify_files
 from vox_host.quoted import quoted
 from vox_plugin_api.checkpoint import CheckpointError, read_safetensors_header
+from vox_plugin_api.unwritten import errno_name, what_helps
 
 __all__ = ["Imported", "check_import", "import_model", "open_source"]
 
@@ -85,6 +86,7 @@ def open_source(text: str, *, environment: Mapping[str, str], wheels_dir: Path |
         "model-source",
         f"{text!r} is neither a file, nor a folder, nor a demo model; nothing was imported",
         facts=[("demo_models", demo_names())],
+        remedy="Name a GGUF file, a Hugging Face folder, or a demo model.",
     )
 
 
@@ -216,6 +218,7 @@ def _locked(models_dir: Path) -> Iterator[None]:
             "import-failed",
             f"the import into {models_dir} failed: {error.strerror or error}; nothing was imported",
             facts=[("path", str(error.filename or models_dir))],
+            remedy=f"{what_helps(errno_name(error))}, and repeat the command.",
         ) from error
 
 

@@ -70,7 +70,9 @@ def read_entry(path: Path) -> InstalledModel | BrokenModel:
     """Say what the directory `path` of the store is."""
     if not (path / MODEL_MANIFEST).exists():
         error = ModelError(
-            "model-incomplete", f"{MODEL_MANIFEST} is missing: it was not imported, or not to the end"
+            "model-incomplete",
+            f"{MODEL_MANIFEST} is missing: it was not imported, or not to the end",
+            remedy="Import the model again from its source.",
         )
         return BrokenModel(name=path.name, path=path, error=error, missing=(MODEL_MANIFEST,))
     try:
@@ -156,6 +158,7 @@ def _incomplete(path: Path, manifest: ModelManifest, problems: dict[str, str]) -
             ("expected", f"sha256:{record.sha256}, {record.size_bytes} bytes"),
             ("found", found),
         ],
+        remedy="Import the model again from its source.",
     )
     return BrokenModel(name=path.name, path=path, error=error, missing=tuple(problems))
 

@@ -37,6 +37,7 @@ LICENSE_FOLDER = "license/"
 
 _HEX = r"^[0-9a-f]{64}$"
 _CHANGED = "model-manifest-changed"
+_AGAIN = "Import the model again from its source."
 
 
 class _Strict(BaseModel):
@@ -110,14 +111,15 @@ def read_manifest(path: Path) -> ModelManifest:
                 "model-manifest-version",
                 f"{path} is of a newer vox-host",
                 facts=[("expected", "schema_version 1"), ("found", version)],
+                remedy="Use that vox-host, or import the model again with this one.",
             )
         manifest = ModelManifest.model_validate(fields)
     except CheckpointError as error:
-        raise IntegrityError(_CHANGED, error.message, facts=_both(path)) from None
+        raise IntegrityError(_CHANGED, error.message, facts=_both(path), remedy=_AGAIN) from None
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise IntegrityError(
-            _CHANGED, f"{path} is not a model manifest: {problems}", facts=_both(path)
+            _CHANGED, f"{path} is not a model manifest: {problems}", facts=_both(path), remedy=_AGAIN
         ) from None
     _compare(path, "its digest is not that of its own text", manifest.manifest_digest, _own_digest(manifest))
     found = model_digest({name: record.sha256 for name, record in manifest.files.items()})
@@ -137,7 +139,9 @@ def read_merged_from(path: Path) -> MergedFrom | None:
     try:
         return MergedFrom.model_validate(read_json_object(file, code="merged-from"))
     except CheckpointError as error:
-        raise ModelError(error.code, error.message, facts=list(error.facts.items())) from None
+        raise ModelError(
+            error.code, error.message, facts=list(error.facts.items()), remedy=error.remedy
+        ) from None
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ModelError(
@@ -172,6 +176,7 @@ def _compare(path: Path, problem: str, expected: str | None, found: str) -> None
             _CHANGED,
             f"{path} was changed: {problem}",
             facts=[("expected", f"sha256:{expected}"), ("found", f"sha256:{found}")],
+            remedy=_AGAIN,
         )
 
 
@@ -180,6 +185,10 @@ def _both(path: Path) -> list[tuple[str, str]]:
         found = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     except OSError as error:
         # What can't be read need not have been changed.
-        raise ModelError("model-manifest-unreadable", f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(
+            "model-manifest-unreadable",
+            f"{path} cannot be read: {error.strerror}",
+            remedy="Allow this user to read it, or import the model again.",
+        ) from None
     # A manifest has its digest inside: of one that can't be read, it is lost too.
     return [("expected", "the manifest that the import wrote"), ("found", found)]

@@ -281,9 +281,17 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ValueError("larger than any such file is")
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as problem:
-        raise ModelError("config-malformed", f"{path} could not be read: {problem}") from None
+        raise ModelError(
+            "config-malformed",
+            f"{path} could not be read: {problem}",
+            remedy="Take the file from the model's makers, and import the model again.",
+        ) from None
     if not isinstance(value, dict):
-        raise ModelError("config-malformed", f"{path} holds no JSON object")
+        raise ModelError(
+            "config-malformed",
+            f"{path} holds no JSON object",
+            remedy="Take the file from the model's makers, and import the model again.",
+        )
     return value
 
 
@@ -395,4 +403,5 @@ def _token_decoder(tokenizer: tokenizers.Tokenizer | TextVocabulary, where: str)
         "tokenizer-unsupported",
         f"{where} decodes with {', '.join(sorted(str(kind) for kind in kinds))}, which is not supported",
         facts=[("supported", "byte-level BPE; SentencePiece with byte fallback; whole words")],
+        remedy="Take the tokenizer.json that the model's makers publish.",
     )

@@ -20,7 +20,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
         ModelError: the file is missing or isn't a tokenizer.
     """
     if not path.is_file():
-        raise ModelError("tokenizer-missing", f"{path} does not exist; no tokenizer was loaded")
+        raise ModelError(
+            "tokenizer-missing",
+            f"{path} does not exist; no tokenizer was loaded",
+            remedy="Take it from the model's makers, and import the model again.",
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception, whatever was wrong

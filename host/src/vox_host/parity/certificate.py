@@ -116,6 +116,7 @@ def parse_certificate(
         raise UsageError(
             "certificate-invalid",
             f"--against {name}: this is no certificate of `vox-host parity` ({problem!r})",
+            remedy="Name what `vox-host parity --out` or `--record` wrote.",
         ) from None
     asked = {"model": model_digest, "prompts": prompts_sha256, "training": training_sha256}
     for what, wanted in asked.items():

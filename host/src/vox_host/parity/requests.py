@@ -56,11 +56,17 @@ def parse_prompts(data: bytes, name: str) -> list[str]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise UsageError(
-            "prompt-encoding", f"--prompts {name}: not UTF-8 (byte {problem.start}); nothing was started"
+            "prompt-encoding",
+            f"--prompts {name}: not UTF-8 (byte {problem.start}); nothing was started",
+            remedy="Save it as UTF-8.",
         ) from None
     prompts = [line for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise UsageError("prompt-empty", f"--prompts {name}: there is no prompt in it; nothing was started")
+        raise UsageError(
+            "prompt-empty",
+            f"--prompts {name}: there is no prompt in it; nothing was started",
+            remedy="Put a prompt into each line.",
+        )
     return prompts
 
 

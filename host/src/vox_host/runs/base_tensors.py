@@ -42,6 +42,7 @@ def base_key_map(layers: Sequence[str], model_dir: Path) -> dict[str, str]:
                 "adapter-layer",
                 f"{model_dir} has no layer {layer!r}; nothing was written",
                 facts=[("layer", layer), ("expected", f"a tensor {plan.prefix}{weight}")],
+                remedy="Take the base model that the adapter was trained on.",
             )
         names[layer] = plan.tensors[weight].name
     return names

@@ -63,7 +63,9 @@ def file_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(
-            "adapter-unreadable", f"{path} can't be read: {error.strerror}; nothing was loaded"
+            "adapter-unreadable",
+            f"{path} can't be read: {error.strerror}; nothing was loaded",
+            remedy="Allow this user to read it.",
         ) from None
 
 

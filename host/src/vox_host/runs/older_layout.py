@@ -74,7 +74,10 @@ def _fields(path: Path) -> Mapping[str, Any]:
         fields = read_json_object(path, code="adapter-manifest")
     except CheckpointError as error:
         raise ModelError(
-            error.code, f"{error.message}; nothing was loaded", facts=list(error.facts.items())
+            error.code,
+            f"{error.message}; nothing was loaded",
+            facts=list(error.facts.items()),
+            remedy="Take adapter and manifest from where they came.",
         ) from None
     for word in _VERSIONS:
         if word in fields and fields[word] not in (3, "3", "v3"):
@@ -143,4 +146,5 @@ def _wrong(path: Path, fields: Mapping[str, Any], name: str, wanted: str) -> Mod
         "adapter-manifest",
         f"{path}: {name} {found}; wanted {wanted}; nothing was loaded",
         facts=[("field", name), ("expected", wanted), ("found", fields.get(name, "nothing"))],
+        remedy="Take adapter and manifest from where they came.",
     )

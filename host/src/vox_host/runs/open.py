@@ -144,6 +144,7 @@ def _open_run(path: Path) -> AdapterSource:
             raise ModelError(
                 "chat-template-encoding",
                 f"{path / CHAT_TEMPLATE} is not UTF-8 text (byte {error.start}); nothing was loaded",
+                remedy="Save it as UTF-8, or take it from where the adapter came.",
             ) from None
     keys = [key for layer in manifest.layer_order for key in adapter_keys(layer)]
     return AdapterSource(
@@ -167,6 +168,7 @@ def _verify(path: Path, folder: Path, manifest: AdapterManifest) -> None:
                 "adapter-manifest-changed",
                 f"{folder / ADAPTER_MANIFEST} has no digest of {name}; nothing was loaded",
                 facts=[("expected", f"a digest of {name}"), ("found", sorted(manifest.files))],
+                remedy=f"`vox-host train --resume {quoted(path)}` publishes it again.",
             )
     for name, record in manifest.files.items():
         file = (folder if name in (ADAPTER_MODEL, ADAPTER_CONFIG) else path) / name
@@ -202,6 +204,7 @@ def _unreadable(path: Path, expected: Sequence[str], error: OSError) -> VoxError
         "run-unreadable",
         f"{error.filename or path} can't be read: {error.strerror or error}; nothing was loaded",
         facts=[("path", str(error.filename or path))],
+        remedy="Allow this user to read it.",
     )
 
 

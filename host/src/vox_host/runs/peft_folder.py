@@ -236,5 +236,7 @@ def _template(path: Path) -> str | None:
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(
-            "adapter-template", f"{path} can't be read as a chat template: {error}; nothing was loaded"
+            "adapter-template",
+            f"{path} can't be read as a chat template: {error}; nothing was loaded",
+            remedy="Save it as UTF-8, or take it out of the folder.",
         ) from None

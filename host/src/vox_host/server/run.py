@@ -110,10 +110,14 @@ def _listen_error(host: str, port: int, problem: OSError) -> UsageError:
         )
     if problem.errno == errno.EACCES:
         return UsageError(
-            "port-not-allowed", f"port {port} needs privileges this user does not have; use --port 11434"
+            "port-not-allowed",
+            f"port {port} needs privileges this user does not have; use --port 11434",
+            remedy="vox-host serve --port 11434",
         )
     return UsageError(
-        "address-unusable", f"{host}:{port} can't be listened on: {problem.strerror or problem}"
+        "address-unusable",
+        f"{host}:{port} can't be listened on: {problem.strerror or problem}",
+        remedy="Give another --port, or end what listens there.",
     )
 
 

@@ -126,6 +126,7 @@ def choose_preset(
                 "preset-unknown",
                 f"no preset is called {name!r}{hint}; nothing was started",
                 facts=[("presets", [*presets, AUTO])],
+                remedy="Name one of those, or leave --preset out.",
             )
         return name
     ours = {

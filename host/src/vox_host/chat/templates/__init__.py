@@ -42,5 +42,6 @@ def named_template(name: str) -> NamedTemplate:
             "template-unknown",
             f'there is no chat template named "{name}"; nothing was read',
             facts=[("known", ", ".join(names))],
+            remedy="Name one of those, or leave --template out.",
         )
     return NamedTemplate(name, (Path(__file__).parent / f"{name}.jinja").read_text(encoding="utf-8"))

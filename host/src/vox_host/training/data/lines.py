@@ -61,7 +61,9 @@ class LineReader:
             line = self._stream.readline(limit)
         except OSError as error:
             raise UsageError(
-                "data-unreadable", f"{self._path} can't be read to its end: {error.strerror or error}"
+                "data-unreadable",
+                f"{self._path} can't be read to its end: {error.strerror or error}",
+                remedy="Name a file that this user can read.",
             ) from None
         self._sha256.update(line)
         return line
@@ -86,10 +88,16 @@ def open_lines(path: Path) -> Iterator[LineReader]:
             )
         stream = path.open("rb")
     except FileNotFoundError:
-        raise UsageError("data-missing", f"{path} does not exist; nothing was read") from None
+        raise UsageError(
+            "data-missing", f"{path} does not exist; nothing was read", remedy="Name the file with --data."
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError("data-unreadable", f"{path} can't be read: {reason}") from None
+        raise UsageError(
+            "data-unreadable",
+            f"{path} can't be read: {reason}",
+            remedy="Name a file that this user can read.",
+        ) from None
     with stream:
         yield LineReader(stream, path)
 
