@@ -34,9 +34,10 @@ class CapturingShim(ShimDevice):
         self.captures = 0
         self.replays = 0
         self.waits = 0
+        self.marks = 0
         self.recorded_kernels = []
 
-    def capture(self, call):
+    def capture(self, call, side=0):
         self.recorded = log = []
         self.captures += 1
         try:
@@ -80,7 +81,10 @@ class CapturingShim(ShimDevice):
         self.recorded.append(lambda: np.copyto(out, buffer[:nbytes].view(np.int32)))
         return out
 
-    def wait(self):
+    def mark(self, side):
+        self.marks += 1
+
+    def wait(self, side):
         self.waits += 1
 
     def write(self, target, array):
@@ -205,17 +209,72 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
 
     device = CapturingShim(built)
     assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
-    # One row over one block, one row over two, two rows.
-    assert (device.captures, device.replays, device.waits) == (3, 6, 6)
+    # One row over one block, one row over two and what may come after it, two rows. The highest token
+    # never comes: two steps are begun for nothing.
+    assert (device.captures, device.replays, device.marks) == (4, 8, 8)
     kernels = Counter(device.recorded_kernels)
-    assert kernels[f"vox_step_{weight_format}_8"] == 2 * 4
+    assert kernels[f"vox_step_{weight_format}_8"] == 3 * 4
     normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
-    assert sum(normed) == 2 * 5
-    assert kernels["vox_step_place"] == kernels["vox_step_attend_1_1"] == 3 * 2
+    assert sum(normed) == 3 * 5
+    assert kernels["vox_step_one_row"] == 3 * 2
+    assert kernels["vox_step_place"] == kernels["vox_step_attend_1_1"] == 2
     if weight_format == "q8_0":
         assert kernels["vox_step_tiles_q8_0_16"] == 9
         apart = ("vox_norm", "vox_add", "vox_silu", "vox_rope")
         assert not any(kernel.startswith(apart) for kernel in kernels)
+
+
+def one_by_one(ops, path, prompt, tokens):
+    """Logits of steps of one row."""
+    model = open_model(path, ops).model
+    cache, sequences = model.new_cache(4), Sequences()
+    rows = [prompt, *([token] for token in tokens)]
+    return [ops.to_host(model.forward(sequences.step([(0, row)]), cache).logits).tobytes() for row in rows]
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "q8_0"])
+def test_rows_too_long_for_a_norm_in_front_give_the_cpu_lane_s_bytes(built, library, weight_format, tmp_path):
+    """The norm stands by itself then: a gate's product reads the row, chunks of both weights in one turn."""
+    from mens_cpu_ref.lane import CpuOps
+
+    shape = {**SMALL, "hidden_size": 49 * 128, "intermediate_size": 64, "num_attention_heads": 2}
+    path = write_shape(tmp_path, weight_format, layers=1, shape={**shape, "num_key_value_heads": 1})
+    prompt, tokens = [1, 2, 3], [4, 5, 6]
+    device = CapturingShim(built)
+    found = one_by_one(CudaOps(device, facts={}), path, prompt, tokens)
+    assert device.replays and found == one_by_one(CpuOps(library.kernels), path, prompt, tokens)
+    assert not any(kernel.startswith("vox_step_normed") for kernel in device.recorded_kernels)
+
+
+def test_steps_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path):
+    """The highest token is taken, over the border of a block; in between another, and another sequence."""
+    from mens_cpu_ref.lane import CpuOps
+
+    path = write_shape(tmp_path, "bf16", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences = model.new_cache(5), Sequences()
+        made, token = [], 0
+
+        def step(sequence, tokens):
+            result = model.forward(sequences.step([(sequence, tokens)]), cache)
+            highest = int(ops.argmax(result.logits)[0])
+            made.append((ops.to_host(result.logits).tobytes(), highest))
+            return highest
+
+        token = step(0, [i % 97 for i in range(120)])
+        for i in range(16):
+            token = step(0, [(token + 1) % 97 if i == 5 else token])
+            if i == 13:
+                step(1, [5, 6, 7])
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # Of 16 steps, the first of each width of tables is run as it is found. Begun for nothing: one before
+    # another token came, one before another sequence, and the last.
+    assert (device.captures, device.replays) == (4, 14 + 3)
 
 
 def test_a_row_that_is_not_finite_is_told_from_a_replay(built, tmp_path):

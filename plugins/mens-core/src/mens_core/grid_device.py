@@ -32,6 +32,10 @@ class Launch:
     threads: tuple[int, int]
     """How many threads in x and y; neither is 0. A device rounds x up to whole groups of
     `kernel_source.GROUP`, and the kernel ignores what is too much."""
+    together: int = 1
+    """Groups side by side in x that a device with such clusters starts so; a kernel does without."""
+    shared: int = 0
+    """Bytes of a group's memory in common beyond what the kernel declares."""
 
 
 class Device(Protocol):

@@ -28,7 +28,9 @@ __all__ = ["CudaDevice", "starts_early"]
 _MOST_ROWS = 65535
 """Groups in y that a launch may have."""
 _FETCHED = 1 << 20
-"""Bytes of the host that recordings copy to."""
+"""Bytes of the host that recordings copy to, half of them for each side."""
+_KEPT_SHARED = 4096
+"""Bytes of shared memory that a kernel declares beside what is asked for at its launch, at most."""
 _EARLY_START = (9, 0)
 """Compute capability from which a kernel can start while the one before it ends."""
 _WAITING = "vox_step_"
@@ -62,13 +64,18 @@ class CudaDevice:
                 remedy="Update the NVIDIA driver to one at least as new as the plugin's NVRTC.",
             )
         self._functions: dict[str, Any] = {}
+        self._asked: dict[str, int] = {}
+        """Bytes of shared memory that a kernel may be given at its launch, beyond its own."""
         runtime: Any = torch.cuda
         self._aside = runtime.Stream()
         self._is_capturing = False
         # Pinned, and made now: no memory of the host can be pinned while a graph is captured.
         self._on_host = torch.empty(_FETCHED, dtype=torch.uint8, pin_memory=True)
-        self._fetched = 0
         self._uploads: Uploads | None = None
+        self._fetched, self._fetch_end = 0, 0
+        self._marks = (runtime.Event(), runtime.Event())
+        self.most_shared = int(runtime.get_device_properties(0).shared_memory_per_block_optin) - _KEPT_SHARED
+        """Bytes of shared memory that a launch may ask for."""
         self._starts_early = runtime.get_device_capability() >= _EARLY_START
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -109,21 +116,25 @@ class CudaDevice:
             self._uploads = None
 
     def fetch(self, buffer: torch.Tensor, nbytes: int) -> npt.NDArray[np.int32]:
-        """Record a copy to the host; every recording uses the same memory there.
+        """Record a copy to the host; every recording of a side uses the same memory there.
 
         Raises:
             UnrecordableError: it does not fit there.
         """
         first, self._fetched = self._fetched, self._fetched + -(-nbytes // 16) * 16
-        if self._fetched > _FETCHED:
+        if self._fetched > self._fetch_end:
             raise UnrecordableError("more than is kept for copies to the host")
         target = self._on_host[first : first + nbytes]
         self._check(driver.cuMemcpyDtoHAsync(target.data_ptr(), buffer.data_ptr(), nbytes, self._stream()))
         return target.numpy().view(np.int32)
 
-    def wait(self) -> None:
-        """Wait for the stream."""
-        self._check(driver.cuStreamSynchronize(self._stream()))
+    def mark(self, side: int) -> None:
+        """Remember, as this side's, what was launched so far."""
+        self._marks[side].record()
+
+    def wait(self, side: int) -> None:
+        """Wait for what was launched before this side's mark."""
+        self._marks[side].synchronize()
 
     def zeros(self, nbytes: int) -> torch.Tensor:
         """Return zeroed memory."""
@@ -187,20 +198,29 @@ class CudaDevice:
         function, stream = self._function(launch.kernel), self._stream()
         # The driver copies the parameters before it returns.
         arguments = ctypes.addressof(parameters)
+        if launch.shared:
+            self._allow_shared(function, launch)
         if self._starts_early and starts_early(launch.kernel, rows):
-            self._check(driver.cuLaunchKernelEx(_early(groups, rows, stream), function, arguments, 0))
+            self._check(
+                driver.cuLaunchKernelEx(
+                    _early(groups, rows, stream, launch.together, launch.shared), function, arguments, 0
+                )
+            )
         else:
             self._check(
-                driver.cuLaunchKernel(function, groups, rows, 1, GROUP, 1, 1, 0, stream, arguments, 0)
+                driver.cuLaunchKernel(
+                    function, groups, rows, 1, GROUP, 1, 1, launch.shared, stream, arguments, 0
+                )
             )
 
-    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, call: Callable[[], None], side: int = 0) -> Callable[[], None]:
         """Record the launches of `call` as a CUDA graph; see `replay.Capturing`."""
         graph = torch.cuda.CUDAGraph()
         current: Any = torch.cuda.current_stream()
         # A stream of its own: the current one may be the legacy stream, which can't be captured.
         self._aside.wait_stream(current)
-        self._is_capturing, self._fetched = True, 0
+        self._is_capturing = True
+        self._fetched, self._fetch_end = _FETCHED // 2 * side, _FETCHED // 2 * (side + 1)
         try:
             with torch.cuda.stream(self._aside):
                 graph.capture_begin(capture_error_mode="thread_local")
@@ -212,6 +232,13 @@ class CudaDevice:
             self._is_capturing = False
             current.wait_stream(self._aside)
         return graph.replay
+
+    def _allow_shared(self, function: Any, launch: Launch) -> None:
+        """Let the kernel have so much shared memory, if it was not allowed before."""
+        if launch.shared > self._asked.get(launch.kernel, 0):
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(driver.cuFuncSetAttribute(function, attribute, launch.shared))
+            self._asked[launch.kernel] = launch.shared
 
     def _function(self, name: str) -> Any:
         found = self._functions.get(name)
@@ -243,16 +270,22 @@ def starts_early(kernel: str, rows: int) -> bool:
     return kernel.startswith(_WAITING) and rows == 1 and not kernel.startswith(_TILES)
 
 
-def _early(groups: int, rows: int, stream: int) -> Any:
-    """A launch that may begin before the kernel in front of it has ended."""
+def _early(groups: int, rows: int, stream: int, together: int, shared: int) -> Any:
+    """A launch that may begin before the kernel in front of it has ended, in clusters of so many groups."""
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = groups, rows, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = GROUP, 1, 1
-    config.sharedMemBytes, config.hStream = 0, driver.CUstream(stream)
-    config.attrs, config.numAttrs = [attribute], 1
+    config.sharedMemBytes, config.hStream = shared, driver.CUstream(stream)
+    attributes = [attribute]
+    if together > 1:
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = together, 1, 1
+        attributes.append(cluster)
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 

@@ -17,7 +17,8 @@ __all__ = ["NORM_COLUMNS", "QUERIES", "Join", "joins", "wanted_as_codes"]
 
 NORM_COLUMNS = 48 * 128
 """kNormChunks of kernels/step.h, in columns."""
-_ROW_COLUMNS = 256 * 128
+_ROW_COLUMNS = 224 * 128
+"""kRowChunks of kernels/step.h, in columns."""
 _MOST_WEIGHTS = 3
 _FEWEST_ROWS = 2
 _QUANTUM = 32
@@ -26,6 +27,8 @@ _MOST_ATTENDING = 64
 """Rows that attend block by block: parts of more would take much memory."""
 QUERIES = 32
 """Of a group of kernels/attend_rows.h; its heads have at most so many channels, in whole stages."""
+_ONE_CHUNK = 128
+"""kOneWidth of kernels/one_row.h."""
 _WIDEST_TILED_HEAD, _STAGE_TERMS = 128, 8
 
 
@@ -34,7 +37,7 @@ class Join:
     """Calls that one kernel does; the kind says which."""
 
     kind: str
-    """"single", "linear", "tiles", "coded", "place", "attend" or "attend_rows"."""
+    """"single", "linear", "tiles", "coded", "place", "one_row", "attend" or "attend_rows"."""
     nodes: tuple[Node, ...]
     norm: Node | None = None
     """In front of a linear."""
@@ -51,6 +54,7 @@ def joins(nodes: Sequence[Node]) -> Iterator[Join]:
         join = (
             _linear(nodes, at, uses)
             or _tiles(nodes, at, uses)
+            or _one_row(nodes, at, uses)
             or _place(nodes, at, uses)
             or _attend(nodes[at])
             or _coded(nodes[at], wanted)
@@ -155,6 +159,22 @@ def _place(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     width = append.said["cache"].head_dim
     is_fit = width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
     return Join("place", five) if is_fit else None
+
+
+def _one_row(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
+    """All from the products of q, k and v to attention's output, of a single row."""
+    place = _place(nodes, at, uses)
+    if place is None or at + len(place.nodes) == len(nodes):
+        return None
+    q_rope, append, attention = place.nodes[2], place.nodes[4], nodes[at + len(place.nodes)]
+    if attention.kind != "attention" or attention.inputs[0] is not q_rope.outputs[0]:
+        return None
+    is_sole = attention.inputs[0].shape[0] == 1 and uses[id(q_rope.outputs[0])] == 1
+    same = all(attention.said[name] is append.said[name] for name in ("cache", "batch"))
+    is_fit = (
+        same and attention.said["layer"] == append.said["layer"] and append.said["cache"].head_dim % 4 == 0
+    )
+    return Join("one_row", (*place.nodes, attention)) if is_sole and is_fit else None
 
 
 def _attend(node: Node) -> Join | None:

@@ -14,6 +14,7 @@ from mens_core.grid_flags import RowFlags
 from mens_core.grid_ops import GridKvCache, GridRotaryTable, GridTensor
 from mens_core.kernel_source import GROUP
 from mens_core.ops import AttentionSpec, Batch, Fault, Ints, ServedStep
+from mens_torch_cuda.foresight import Foresight, can_be_foreseen
 from mens_torch_cuda.launches import Launcher
 from mens_torch_cuda.nodes import Codes, Nodes, Pending, UnrecordableError
 from mens_torch_cuda.operators import CudaOperators
@@ -36,6 +37,7 @@ class _Recorded:
 
     batch: Batch
     places: Places
+    next_places: Places
     tables: dict[int, tuple[GridRotaryTable, tuple[Buffer, Buffer]]] = field(default_factory=dict)
     vocabulary: int = 0
 
@@ -62,6 +64,7 @@ class CudaOps(CudaOperators):
         self._tables: list[GridRotaryTable] = []
         self._chosen: tuple[Any, Ints] | None = None
         """Logits of the last replay and the highest token of each row."""
+        self._foresight = Foresight()
 
     @property
     def recordings(self) -> int:
@@ -75,29 +78,50 @@ class CudaOps(CudaOperators):
     ) -> tuple[GridTensor | None, list[Fault]]:
         """A whole step; one of a shape that came before is replayed."""
         self._chosen = None
+        was_greedy = self._foresight.take_greed()
         if not hasattr(self._device, "capture") or not 0 < len(batch.positions) <= MOST_ROWS:
             return self._run_once(step, batch, cache)
         device = cast(Capturing, self._device)
         batch = padded_batch(batch)
-        key = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
-        if not self._recordings.is_worth_it(key):
-            return self._run_once(step, batch, cache)
+        recording = self._foresight.take(step, batch, cache)
+        if recording is None:
+            recording = self._found(device, step, batch, cache, side=0)
+            if recording is None:
+                return self._run_once(step, batch, cache)
+            self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
+            recording.begin(device, batch)
+        self._uploaded.clear()
+        self._watched.take()  # of a step that was given up half-way
+        if was_greedy and can_be_foreseen(batch):
+            # Launched before this step is waited for: the GPU goes on while the host reads and thinks.
+            other = self._found(device, step, batch, cache, side=1 - recording.side)
+            if other is not None:
+                other.go_on(device)
+                self._foresight.expect(other, batch)
+        faults = recording.end(device, batch)
+        if recording.logits is not None and recording.highest is not None:
+            self._chosen = (recording.logits, recording.highest.copy())
+            self._foresight.tell(recording.highest)
+        return recording.logits, faults
+
+    def _found(
+        self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache, *, side: int
+    ) -> Recording | None:
+        """The recording of this shape of step; made now, where it is worth it and can be."""
+        shape = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
+        key, other = (*shape, side), self._recordings.find((*shape, 1 - side))
+        if not self._recordings.is_worth_it(key, comes_again=other is not None):
+            return None
         recording = self._recordings.find(key)
         if recording is None or not recording.is_current(device, batch.positions, cache):
             try:
-                recording = self._record(device, step, batch, cache)
+                recording = self._record(device, step, batch, cache, side, other)
             except (UnrecordableError, BackendError):
                 # What can't be recorded is run; what has no room then says so itself.
                 self._recordings.refuse(key)
-                return self._run_once(step, batch, cache)
+                return None
             self._recordings.keep(key, recording)
-        self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
-        self._uploaded.clear()
-        self._watched.take()  # of a step that was given up half-way
-        faults = recording.run(device, batch)
-        if recording.logits is not None and recording.highest is not None:
-            self._chosen = (recording.logits, recording.highest.copy())
-        return recording.logits, faults
+        return recording
 
     def _run_once(
         self, step: ServedStep, batch: Batch, cache: GridKvCache
@@ -117,10 +141,24 @@ class CudaOps(CudaOperators):
             self._nodes.flush()
         return super().take_faults()
 
-    def _record(self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache) -> Recording:
+    def _record(
+        self,
+        device: Capturing,
+        step: ServedStep,
+        batch: Batch,
+        cache: GridKvCache,
+        side: int,
+        other: Recording | None,
+    ) -> Recording:
         for table in self._tables:
             table.reach(device, batch.positions)
-        recorded = _Recorded(batch, Places.reserve(device, batch))
+        for either in (0, 1):
+            device.wait(either)  # nothing runs that the one in whose place this comes would take with it
+        if other is None:
+            places, next_places = Places.reserve(device, batch), Places.reserve(device, batch)
+        else:
+            places, next_places = other.next_places, other.places
+        recorded = _Recorded(batch, places, next_places)
         watched = self._watched
         rows = len(batch.positions)
         self._watched = RowFlags(device, room=_FLAGS_PER_ROW * -(-rows // 4) * 4)
@@ -128,7 +166,7 @@ class CudaOps(CudaOperators):
         self._nodes, self._shared = Nodes(Launcher(device, self)), _Shared()
         made: list[Any] = []
         try:
-            start = device.capture(lambda: made.append(self._whole(device, step, batch, cache)))
+            start = device.capture(lambda: made.append(self._whole(device, step, batch, cache)), side)
             spans = self._watched
         finally:
             self._watched, self._recorded, self._nodes = watched, None, None
@@ -136,7 +174,9 @@ class CudaOps(CudaOperators):
         return Recording(
             step=step,
             cache=cache,
-            places=recorded.places,
+            side=side,
+            places=places,
+            next_places=next_places,
             vocabulary=recorded.vocabulary,
             logits=logits,
             highest=highest,
@@ -161,10 +201,25 @@ class CudaOps(CudaOperators):
             taken = hidden if are_all else self.take_rows(hidden, batch.logit_rows)
             made = step.logits(self, taken, batch, cache)
             logits = GridTensor(made.buffer, made.shape)
-            highest = device.fetch(self._highest(logits), 4 * logits.shape[0])
+            tokens = self._highest(logits)
+            if len(batch.positions) == 1:
+                self._leave_next(tokens)
+            highest = device.fetch(tokens, 4 * logits.shape[0])
         self._nodes.flush()
         flags = tuple(device.fetch(buffer, 4 * end) for buffer, end in self._watched.parts())
         return logits, highest, flags, of_hidden
+
+    def _leave_next(self, tokens: Buffer) -> None:
+        """Leave at the other side what the next step reads, if this one's highest token is chosen."""
+        if self._recorded is None:
+            raise AssertionError("nothing is being recorded")
+        places, following = self._recorded.places, self._recorded.next_places
+        self._run(
+            "vox_step_next",
+            (places.whole, tokens, following.whole),
+            constants(places.count, 0, places.token_at),
+            (places.count, 1),
+        )
 
     def _highest(self, logits: GridTensor) -> Buffer:
         """The highest token of each row, by many groups a row."""
@@ -222,6 +277,7 @@ class CudaOps(CudaOperators):
     def argmax(self, logits: GridTensor) -> Ints:
         """Highest logit of each row, the lowest id on ties."""
         if self._chosen is not None and self._chosen[0] is logits:
+            self._foresight.note_greed()
             return self._chosen[1]
         return super().argmax(logits)
 

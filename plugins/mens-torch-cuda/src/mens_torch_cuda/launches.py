@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
-from mens_core.ops import AttentionSpec, Batch
+from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -23,6 +23,10 @@ _SHARING = (2, 4)
 """Query heads that kernels/attend.h takes together."""
 _FEW_PLACES = 16
 """Rows times KV blocks up to which each query head has a group of its own."""
+
+
+_CLUSTER = 8
+"""Groups that any GPU with clusters can have in one."""
 
 
 class StepMemory(Protocol):
@@ -53,6 +57,8 @@ class Launcher:
     def __init__(self, device: Device, memory: StepMemory) -> None:
         self._device = device
         self._memory = memory
+        self._most_shared = getattr(device, "most_shared", 1 << 30)
+        """Bytes of a group's memory in common that may be asked for."""
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
@@ -64,6 +70,8 @@ class Launcher:
                 self._tiles(join)
             elif join.kind == "coded":
                 self._with_codes(join.nodes[0])
+            elif join.kind == "one_row":
+                self._one_row(join.nodes, wanted)
             elif join.kind == "place":
                 self._place(join.nodes)
             elif join.kind == "attend":
@@ -108,19 +116,21 @@ class Launcher:
             outs = [self._made(end.outputs[0])]
             if end.kind == "add":
                 residual = end.inputs[0].buffer
-            elif id(end.outputs[0]) in wanted and first.rows % _BLOCK == 0:
+            elif norm is not None and id(end.outputs[0]) in wanted and first.rows % _BLOCK == 0:
                 out_codes = self._coded(end.outputs[0])
         is_coded = out_codes.codes is not none
-        across = self._across(weights, end, norm is not None, is_coded)
-        outputs = [weight.rows for weight in weights]
         is_gate = end is not None and end.kind != "add"
+        across = self._across(weights, is_gate, norm is not None, is_coded)
+        outputs = [weight.rows for weight in weights]
         groups = sum(-(-rows // across) for rows in (outputs[:1] if is_gate else outputs))
         kernel = f"vox_step_{'normed_' if norm is not None else ''}{first.format}_{across}"
+        started = min(groups, _AT_ONCE)
         args = constants(
             *_filled(outputs, 0),
             first.columns,
             0 if end is None else _MODES[end.kind],
             int(is_coded),
+            started,
             float(norm.said["eps"]) if norm is not None else 0.0,
         )
         buffers = (
@@ -135,14 +145,14 @@ class Launcher:
             *_filled(flags, none),
             norm_flags,
         )
-        self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, 1)))
+        self._device.launch(Launch(kernel, buffers, args, (started * GROUP, 1)))
 
     @staticmethod
-    def _across(weights: Sequence[PackedMatrix], end: Node | None, is_normed: bool, is_coded: bool) -> int:
+    def _across(weights: Sequence[PackedMatrix], is_gate: bool, is_normed: bool, is_coded: bool) -> int:
         """Outputs of a group."""
         if is_coded:
             return 32  # a block
-        outputs = weights[0].rows if end is not None else sum(weight.rows for weight in weights)
+        outputs = weights[0].rows if is_gate else sum(weight.rows for weight in weights)
         narrow, wide = (16, 32) if is_normed else (8, 16)
         return narrow if outputs <= _AT_ONCE * narrow else wide
 
@@ -213,6 +223,49 @@ class Launcher:
         )
         groups = heads + 2 * cache.kv_heads
         self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
+
+    def _one_row(self, nodes: Sequence[Node], wanted: set[int]) -> None:
+        q_norm, k_norm, q_rope, k_rope, append, attention = nodes
+        cache, batch, spec = append.said["cache"], append.said["batch"], attention.said["spec"]
+        layer, blocks, (out,) = append.said["layer"], batch.block_tables.shape[1], attention.outputs
+        # Keys and values of a block.
+        shared = 4 * BLOCK * (cache.head_dim + cache.stride)
+        if blocks > _CLUSTER or shared > self._most_shared:
+            self._place(nodes[:5])
+            self._attend(attention, wanted)
+            return
+        raw = (q_norm.inputs[0].buffer, k_norm.inputs[0].buffer, append.inputs[1].buffer)
+        is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
+        made = self._made(out)
+        codes = self._coded(out) if is_coded else Codes(raw[0], raw[0])
+        flagged = (attention, q_norm, q_rope, k_norm, k_rope)
+        buffers = (
+            *raw,
+            *(q_norm.said["weight"].buffer, k_norm.said["weight"].buffer),
+            *q_rope.said["angles"],
+            *self._memory.places(batch),
+            *(cache.keys[layer], cache.values[layer]),
+            self._memory.attention_parts(spec.heads * blocks * (spec.head_dim + 2)),
+            self._memory.counters(spec.heads),
+            *(made, codes.codes, codes.scales),
+            *(self._memory.flags(node.said["name"], 1) for node in flagged),
+        )
+        args = constants(
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            cache.stride,
+            blocks,
+            spec.window or 0,
+            int(is_coded),
+            float(q_norm.said["eps"]),
+            float(spec.scale),
+            float(spec.softcap or 0.0),
+        )
+        threads = (spec.heads * blocks * GROUP, 1)
+        self._device.launch(
+            Launch("vox_step_one_row", buffers, args, threads, together=blocks, shared=shared)
+        )
 
     def _attend(self, node: Node, wanted: set[int]) -> None:
         q, spec, cache, batch = node.inputs[0], node.said["spec"], node.said["cache"], node.said["batch"]

@@ -32,8 +32,11 @@ _ALIGNED = 4
 class Capturing(Device, Protocol):
     """A device that can record launches instead of making them."""
 
-    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, call: Callable[[], None], side: int = 0) -> Callable[[], None]:
         """Record what `call` launches and zeroes; return what makes it happen.
+
+        Args:
+            side: 0 or 1: what recordings of one side fetch may be read while one of the other side runs.
 
         Raises:
             UnrecordableError: the call copies to or from the host.
@@ -44,8 +47,12 @@ class Capturing(Device, Protocol):
         """Record a copy to the host, into an array that holds it after a run and `wait`."""
         ...
 
-    def wait(self) -> None:
-        """Wait for all that was launched."""
+    def mark(self, side: int) -> None:
+        """Remember, as this side's, what was launched so far."""
+        ...
+
+    def wait(self, side: int) -> None:
+        """Wait for what was launched before this side's mark."""
         ...
 
     def write(self, target: Buffer, array: npt.NDArray[Any]) -> None:
@@ -64,6 +71,10 @@ class Places:
     logit_rows: Buffer
     whole: Buffer
     """All of them, one behind the other."""
+    count: int
+    """Integers in `whole`."""
+    token_at: int
+    """Where the first token id is in it; the first position is at 0."""
 
     @classmethod
     def reserve(cls, device: Device, batch: Batch) -> Places:
@@ -73,7 +84,7 @@ class Places:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         parts = [device.part(whole, 4 * at, 4 * size) for at, size in zip(starts, sizes, strict=True)]
         positions, of_rows, tables, tokens, logit_rows = parts
-        return cls(positions, of_rows, tables, tokens, logit_rows, whole)
+        return cls(positions, of_rows, tables, tokens, logit_rows, whole, sum(sizes), starts[3])
 
     def fill(self, device: Capturing, batch: Batch) -> None:
         """Copy a batch there."""
@@ -98,7 +109,11 @@ class Recording:
 
     step: ServedStep
     cache: KvCache
+    side: int
+    """Of two recordings of one step, one may run while the other's results are read."""
     places: Places
+    next_places: Places
+    """Of the other side. A run of one row leaves there what comes next, if its highest token is chosen."""
     vocabulary: int
     """Token ids are below it."""
     logits: GridTensor | None
@@ -123,11 +138,19 @@ class Recording:
             table.reach(device, positions) is place for table, place in self.tables
         )
 
-    def run(self, device: Capturing, batch: Batch) -> list[Fault]:
-        """Run the step on this batch, and wait for it; return faults by the batch's rows."""
+    def begin(self, device: Capturing, batch: Batch) -> None:
+        """Start the step on this batch."""
         self.places.fill(device, batch)
+        self.go_on(device)
+
+    def go_on(self, device: Capturing) -> None:
+        """Start the step on what lies in its places."""
         self.start()
-        device.wait()
+        device.mark(self.side)
+
+    def end(self, device: Capturing, batch: Batch) -> list[Fault]:
+        """Wait for the step; return faults by the batch's rows."""
+        device.wait(self.side)
         if not any(flags.any() for flags in self.flags):
             return []
         hidden, head = self.spans.read(self.flags, self.of_hidden)
@@ -151,11 +174,15 @@ class Recordings:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def is_worth_it(self, key: tuple[Any, ...]) -> bool:
-        """Whether to record: from the second time on, as most shapes of prefill come once."""
+    def is_worth_it(self, key: tuple[Any, ...], *, comes_again: bool = False) -> bool:
+        """Whether to record: from the second time on, as most shapes of prefill come once.
+
+        Args:
+            comes_again: known already.
+        """
         if key in self._refused:
             return False
-        if key in self._kept or key in self._seen:
+        if comes_again or key in self._kept or key in self._seen:
             return True
         self._seen[key] = None
         while len(self._seen) > _MOST_RECORDINGS:

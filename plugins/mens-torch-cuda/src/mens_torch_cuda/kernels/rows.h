@@ -21,12 +21,14 @@ VOX_KERNEL(vox_step_rows)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1), VOX_OUT
                           VOX_OUT(int8_t, out_codes, 3), VOX_OUT(float, out_scales, 4), VOX_OUT(int32_t, faults, 5),
                           VOX_ARGS(RowsArgs, 6)) {
   VOX_SHARED Quad staged[kNormStagedQuads];
+  VOX_SHARED Quad ahead[kNormAheadQuads];
   VOX_SHARED float sums[kNormChunks];
   VOX_SHARED int32_t magnitudes[kTwoGroups];
+  sent_norm(weight, args.columns, (float*)(Quad*)ahead);
   wait_for_inputs();
   const int64_t row = VOX_GROUP_Y, first = row * args.columns;
   float* terms = (float*)(Quad*)staged;
-  staged_norm<4>(x + first, weight, args.columns, args.eps, terms, sums, faults, row, true);
+  staged_norm(x + first, weight, args.columns, args.eps, (float*)(Quad*)ahead, terms, sums, faults, row, true);
   for (int32_t i = VOX_LOCAL * 4; i < args.columns; i += kGroup * 4)
     *(Quad*)(out + first + i) = *(const Quad*)(terms + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
   staged_codes(terms, args.columns, out_codes + first, out_scales + row * (args.columns / 32), magnitudes);

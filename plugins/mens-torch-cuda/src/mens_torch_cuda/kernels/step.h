@@ -42,6 +42,21 @@ CANON void expected(const void* line) {
 #endif
 }
 
+// Sixteen bytes, on their way into shared memory through no register. `arrived_all` and a barrier end the way.
+CANON void sent(void* to, const void* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+               : "memory");
+#else
+  for (int i = 0; i < 4; ++i) ((uint32_t*)to)[i] = ((const uint32_t*)from)[i];
+#endif
+}
+CANON void arrived_all() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // What threads of one warp wrote before is there for the others.
 CANON void warp_barrier() {
 #if defined(__CUDA_ARCH__)
@@ -52,16 +67,19 @@ CANON void warp_barrier() {
 }
 
 enum {
-  kAhead = 2,                    // rounds of chunks that are asked for before the inputs are there
-  kRowStaged8 = kGroup / 8 * kStride,
-  kRowStaged16 = kGroup / 16 * kStride,
+  kRowStaged8 = kGroup / 8 * kStride / 4,  // quads
+  kRowStaged16 = kGroup / 16 * kStride / 4,
   kNormChunks = 48,              // of a row that it norms
   kNormStaged = kNormChunks * kStride,
   kNormStagedQuads = kNormStaged / 4,
-  kNormCodeQuads = kNormChunks * (int)kChunk / 16,
   kNormBlocks = kNormChunks * 4,
-  kRowPartials = 4096,           // at most so many partial sums of a group, [chunks][outputs]
-  kNormPartials = 2 * kNormChunks * 32,
+  kNormPartials = 2 * kNormChunks * 32,  // at most so many partial sums of a group, [chunks][outputs]
+  kNormAhead = kNormPartials + kNormChunks * (int)kChunk / 4,  // weights of a norm; afterwards partial sums and codes
+  kNormAheadQuads = kNormAhead / 4,
+  kRowChunks = 224,
+  kRowPartials = kRowChunks * 16,
+  kRowCodeQuads = kRowChunks * (int)kChunk / 16,
+  kRowScaleQuads = kRowChunks,
   kTwoGroups = 2 * kGroup,
   kStore = 0,
   kAddResidual = 1,
@@ -69,18 +87,19 @@ enum {
   kGeluGate = 3,
 };
 
-struct StepArgs {  // group (outputs of one of three weights, row); a gate: of both weights
+struct StepArgs {  // group (outputs of one of three weights, and every `groups`th behind them); a gate: of both
   int32_t outputs0, outputs1, outputs2;
   int32_t columns;
   int32_t mode;
   int32_t codes_out;  // whether a gate's outputs are wanted as int8 codes too
+  int32_t groups;     // that were started
   float eps;
 };
 
 // 16-bit weights: a chunk of one output is 16 pieces.
 template <class H>
 struct StepHalves {
-  enum { pieces = 16 };
+  enum { pieces = 16, depth = 1 };  // depth: chunks of a thread that are on their way at a time
   struct Loaded {
     Piece pieces[16];
   };
@@ -96,13 +115,6 @@ struct StepHalves {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       if (8 * i < left) to.pieces[i] = streamed(w + i * 8);
-  }
-  // The eight outputs' chunk is 16 lines of 128 bytes, two for each of their threads.
-  CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
-    if (columns - chunk * (int32_t)kChunk < (int32_t)kChunk) return;
-    const Piece* w = (which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * pieces, columns / 8);
-    expected(w + n % 8 * 8);
-    expected(w + n % 8 * 8 + 64);
   }
   // Where a later chunk of the thread lies, and how many of its terms there are: none, or fewer than a chunk's.
   struct Next {
@@ -133,6 +145,7 @@ struct alignas(8) FourScales {
 
 // Q8_0: a chunk of one output is four blocks, each two pieces and a scale.
 struct StepCodes {
+  enum { depth = 2 };
   struct Loaded {
     Piece pieces[8];
     FourScales scales;
@@ -152,10 +165,6 @@ struct StepCodes {
       to.pieces[2 * b + 1] = streamed(w + 16 * b + 8);
     }
     to.scales = *(const FourScales*)d;  // there is room for four, always
-  }
-  CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
-    if (columns / 32 - 4 * chunk < 4) return;
-    expected((which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * 8, columns / 16) + n % 8 * 8);
   }
   struct Next {
     const Piece* w;
@@ -191,23 +200,18 @@ struct StepCodes {
   }
 };
 
-// The normed row, chunk by chunk in kStride floats. A thread asks for so many quads together. Ends with a barrier.
-template <int Together>
-CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, float* staged, float* sums,
-                       int32_t* faults, int64_t row, bool watches) {
+// A norm's weights on their way, as many as there is room for: they are no one's output.
+CANON void sent_norm(const float* weight, int32_t columns, float* ahead) {
+  for (int32_t i = VOX_LOCAL * 4; i < columns && i < kNormAhead; i += kGroup * 4) sent(ahead + i, weight + i);
+}
+
+// The normed row, chunk by chunk in kStride floats; the first weights are `ahead`. Ends with a barrier.
+CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, const float* ahead, float* staged,
+                       float* sums, int32_t* faults, int64_t row, bool watches) {
   const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
-  // Several are on their way before the first is put down: each is far away.
-  for (int32_t base = VOX_LOCAL * 4; base < columns; base += kGroup * 4 * Together) {
-    Quad some[Together];
-#pragma unroll
-    for (int t = 0; t < Together; ++t)
-      if (base + t * kGroup * 4 < columns) some[t] = *(const Quad*)(x + base + t * kGroup * 4);
-#pragma unroll
-    for (int t = 0; t < Together; ++t) {
-      const int32_t i = base + t * kGroup * 4;
-      if (i < columns) *(Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk) = some[t];
-    }
-  }
+  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4)
+    sent(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk, x + i);
+  arrived_all();
   VOX_BARRIER();
   if (VOX_LOCAL < chunks) {
     const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk, terms = left < (int32_t)kChunk ? left : (int32_t)kChunk;
@@ -222,27 +226,21 @@ CANON void staged_norm(const float* x, const float* weight, int32_t columns, flo
   }
   VOX_BARRIER();
   float sum = 0.0f;
+#pragma unroll 8
   for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
   const float inverse = norm_inverse(sum, (float)columns, eps);
-  for (int32_t base = VOX_LOCAL * 4; base < columns; base += kGroup * 4 * Together) {
-    Quad some[Together];
+#pragma unroll 4
+  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) {
+    const Quad w = i < kNormAhead ? *(const Quad*)(ahead + i) : *(const Quad*)(weight + i);
+    Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
+    Quad q = *at;
 #pragma unroll
-    for (int t = 0; t < Together; ++t)
-      if (base + t * kGroup * 4 < columns) some[t] = *(const Quad*)(weight + base + t * kGroup * 4);
-#pragma unroll
-    for (int t = 0; t < Together; ++t) {
-      const int32_t i = base + t * kGroup * 4;
-      if (i >= columns) continue;
-      Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
-      Quad q = *at;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        // An infinite sum makes every output zero, and would hide: the row is NaN instead.
-        q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, some[t].values[j]) : f_from(0x7FC00000);
-        if (watches && !is_finite(q.values[j])) faults[row] = 1;
-      }
-      *at = q;
+    for (int j = 0; j < 4; ++j) {
+      // An infinite sum makes every output zero, and would hide: the row is NaN instead.
+      q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
+      if (watches && !is_finite(q.values[j])) faults[row] = 1;
     }
+    *at = q;
   }
   VOX_BARRIER();
 }
@@ -289,21 +287,20 @@ CANON void staged_codes(const float* staged, int32_t columns, int8_t* codes, flo
   VOX_BARRIER();
 }
 
-// Which of the weights side by side a group works for, and which of its outputs come first.
+// Which of the weights side by side a group works for, and which of its outputs come first. None: a fourth weight.
 struct StepPlace {
   int which;
-  int64_t group;
+  int32_t group;
 };
 template <int T>
-CANON StepPlace step_place(const StepArgs& args) {
-  StepPlace at = {0, VOX_GROUP_X};
-  if (args.mode >= kSiluGate) return at;
-  const int64_t groups0 = (args.outputs0 + T - 1) / T, groups1 = (args.outputs1 + T - 1) / T;
-  if (at.group >= groups0) {
-    at = {1, at.group - groups0};
-    if (at.group >= groups1) at = {2, at.group - groups1};
-  }
-  return at;
+CANON StepPlace step_place(const StepArgs& args, int32_t group) {
+  const int32_t groups0 = (args.outputs0 + T - 1) / T;
+  if (args.mode >= kSiluGate) return {group < groups0 ? 0 : 3, group};
+  if (group < groups0) return {0, group};
+  const int32_t groups1 = (args.outputs1 + T - 1) / T, groups2 = (args.outputs2 + T - 1) / T;
+  if (group < groups0 + groups1) return {1, group - groups0};
+  group -= groups0 + groups1;
+  return {group < groups2 ? 2 : 3, group};
 }
 
 struct StepOut {
@@ -319,7 +316,7 @@ template <int T>
 CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to, const float* partials, float* exchange) {
   const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1;
-  const int64_t n = at.group * T + lane, row = VOX_GROUP_Y;
+  const int64_t n = (int64_t)at.group * T + lane, row = VOX_GROUP_Y;
   const bool is_gate = args.mode >= kSiluGate;
   VOX_BARRIER();
   float total = 0.0f;
@@ -380,10 +377,11 @@ struct RowOfFloats {
   CANON void prepare(const RowOfFloats&, const StepArgs&) {}
   // A warp reads its chunks side by side, one quad a thread and chunk; `v` is the thread's own chunk.
   CANON void fetch(const RowOfFloats& in, const StepArgs& args, int32_t v, Ahead& to) {
-    const int32_t first = v - VOX_LOCAL % 32 / T;
+    const int32_t first = v - VOX_LOCAL % 32 / T, chunks = (args.columns - 1) / (int32_t)kChunk + 1;
 #pragma unroll
     for (int i = 0; i < 32 / T; ++i) {
-      const int32_t k = (first + i) * (int32_t)kChunk + VOX_LOCAL % 32 * 4;
+      const int32_t chunk = first + i < chunks ? first + i : first + i - chunks;  // of a gate's other weight
+      const int32_t k = chunk * (int32_t)kChunk + VOX_LOCAL % 32 * 4;
       if (k < args.columns) to.quads[i] = *(const Quad*)(in.x + k);
     }
   }
@@ -402,18 +400,12 @@ struct RowOfFloats {
 };
 struct NormedFloats {
   const float *x, *norm;
-  float *staged, *sums;
+  float *ahead, *staged, *sums;
   int32_t* faults;
-  CANON void expect(const NormedFloats& in, const StepArgs& args) {
-    for (int32_t i = VOX_LOCAL * 32; i < args.columns; i += kGroup * 32) expected(in.norm + i);
-  }
+  CANON void expect(const NormedFloats& in, const StepArgs& args) { sent_norm(in.norm, args.columns, in.ahead); }
   CANON void prepare(const NormedFloats& in, const StepArgs& args) {
-    normed<1>(in, args);
-  }
-  template <int Together>
-  CANON void normed(const NormedFloats& in, const StepArgs& args) {
-    staged_norm<Together>(in.x, in.norm, args.columns, args.eps, in.staged, in.sums, in.faults, VOX_GROUP_Y,
-                          VOX_GROUP_X == 0);
+    staged_norm(in.x, in.norm, args.columns, args.eps, in.ahead, in.staged, in.sums, in.faults, VOX_GROUP_Y,
+                VOX_GROUP_X == 0);
   }
   struct Ahead {};
   CANON void fetch(const NormedFloats&, const StepArgs&, int32_t, Ahead&) {}
@@ -424,17 +416,27 @@ struct NormedFloats {
     return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk, next);
   }
 };
+// `row`, `row_scales`: where the codes are; `codes`, `scales`: shared memory for them.
 struct RowOfCodes {
-  const int8_t* codes;
-  const float* scales;
+  const int8_t* row;
+  const float* row_scales;
+  int8_t* codes;
+  float* scales;
   CANON void expect(const RowOfCodes&, const StepArgs&) {}
-  CANON void prepare(const RowOfCodes&, const StepArgs&) {}
+  CANON void prepare(const RowOfCodes& in, const StepArgs& args) {
+    const int32_t blocks = args.columns / 32, whole = blocks / 4 * 4;
+    for (int32_t i = VOX_LOCAL * 16; i < args.columns; i += kGroup * 16) sent(in.codes + i, in.row + i);
+    for (int32_t b = VOX_LOCAL * 4; b < whole; b += kGroup * 4) sent(in.scales + b, in.row_scales + b);
+    if (VOX_LOCAL < blocks - whole) in.scales[whole + VOX_LOCAL] = in.row_scales[whole + VOX_LOCAL];
+    arrived_all();
+    VOX_BARRIER();
+  }
   struct Ahead {};
   CANON void fetch(const RowOfCodes&, const StepArgs&, int32_t, Ahead&) {}
   CANON void put(const RowOfCodes&, const Ahead&) {}
   template <class H>
   CANON float dot(const RowOfCodes& in, StepCodes::Loaded& w, int32_t c, int32_t columns, const StepCodes::Next& next) {
-    return StepCodes::dot(w, in.codes + (int64_t)c * kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
+    return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
   }
 };
 struct NormedCodes {
@@ -444,7 +446,7 @@ struct NormedCodes {
   int32_t* magnitudes;
   CANON void expect(const NormedCodes& in, const StepArgs& args) { NormedFloats::expect(in.row, args); }
   CANON void prepare(const NormedCodes& in, const StepArgs& args) {
-    NormedFloats::normed<4>(in.row, args);
+    NormedFloats::prepare(in.row, args);
     staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
   }
   struct Ahead {};
@@ -456,46 +458,68 @@ struct NormedCodes {
   }
 };
 
-// Thread (slice, output) has every `slices`th chunk; a gate's chunks are those of both weights.
+// Thread (slice, output) has every `slices`th chunk; a gate's chunks are those of both weights. A turn is a chunk of
+// every slice; turns go on from one group of outputs to the next, so that weights never stop coming.
 template <class F, class H, int T, class In>
 CANON void step_linear(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
                        float* partials, float* exchange) {
-  const int lane = VOX_LOCAL % T;
-  const StepPlace at = step_place<T>(args);
-  const int64_t n = at.group * T + lane;
+  const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
   const bool is_gate = args.mode >= kSiluGate;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
-  typename F::Loaded loaded;
-  typename In::Ahead ahead;
   // A thread's chunks in turn, beginning somewhere else in each group: groups that go hand in hand would ask the
   // same part of the memory for the same place of their rows. The order of the sums is that of `partials`.
-  const int32_t slices = kGroup / T, rounds = (all + slices - 1) / slices, begin = (int32_t)(VOX_GROUP_X % rounds);
-  auto chunk_of = [&](int32_t round) { return VOX_LOCAL / T + (round + begin) % rounds * slices; };
-  auto of_weights = [&](int32_t v) { return is_gate ? v / chunks : at.which; };
-  int32_t v = chunk_of(0);
-  if (v < all) F::load(loaded, weights, of_weights(v), n, v % chunks, args.columns);
-  for (int32_t i = 1; i <= kAhead && i < rounds; ++i) {
-    const int32_t then = chunk_of(i);
-    if (then < all) F::expect(weights, of_weights(then), n, then % chunks, args.columns);
+  const int32_t slices = kGroup / T, rounds = (all + slices - 1) / slices;
+  StepPlace place = step_place<T>(args, (int32_t)VOX_GROUP_X), at = place;
+  int32_t ahead_of = (int32_t)VOX_GROUP_X, mine = ahead_of, round = 0, turn = mine % rounds;
+  auto chunk_at = [&](int32_t v) { return is_gate && v >= chunks ? v - chunks : v; };
+  auto weight_at = [&](int32_t v) { return is_gate && v >= chunks ? 1 : place.which; };
+  // The thread's chunk of the turn that is asked for next, among those of both weights; from `all` on there is none.
+  auto next_chunk = [&]() { return place.which < 3 ? slice + turn * slices : all; };
+  auto go_on = [&]() {
+    turn = turn + 1 == rounds ? 0 : turn + 1;
+    if (++round < rounds) return;
+    round = 0;
+    ahead_of += args.groups;
+    place = step_place<T>(args, ahead_of);
+  };
+  typename F::Loaded loaded[F::depth];
+  typename In::Ahead ahead;
+  int32_t v[F::depth];
+#pragma unroll
+  for (int d = 0; d < F::depth; ++d) {
+    v[d] = next_chunk();
+    if (v[d] < all)
+      F::load(loaded[d], weights, weight_at(v[d]), place.group * T + lane, chunk_at(v[d]), args.columns);
+    go_on();
   }
   In::expect(in, args);
   wait_for_inputs();
   In::prepare(in, args);
-  In::fetch(in, args, v, ahead);
-  // As many rounds for every thread: there are barriers in them.
-  for (int32_t round = 0; round < rounds; ++round) {
-    In::put(in, ahead);
-    const int32_t then = round + 1 < rounds ? chunk_of(round + 1) : all;
-    typename F::Next next = {};
-    if (then < all) next = F::next(weights, of_weights(then), n, then % chunks, args.columns);
-    if (round + 1 < rounds) In::fetch(in, args, then, ahead);
-    if (v < all)
-      partials[v * T + lane] = In::template dot<H>(in, loaded, v % chunks, args.columns, next);
-    else if (then < all)  // the last turn of the slices, where not all have a chunk, may come first
-      F::load(loaded, weights, of_weights(then), n, then % chunks, args.columns);
-    v = then;
+  In::fetch(in, args, v[0], ahead);
+  // As many turns for every thread: there are barriers in them.
+  for (int32_t done = 0; at.which < 3;) {
+#pragma unroll
+    for (int d = 0; d < F::depth; ++d) {
+      if (at.which == 3) break;
+      In::put(in, ahead);
+      const int32_t then = next_chunk();
+      typename F::Next next = {};
+      if (then < all) next = F::next(weights, weight_at(then), place.group * T + lane, chunk_at(then), args.columns);
+      In::fetch(in, args, F::depth == 1 ? then : v[(d + 1) % F::depth], ahead);
+      if (v[d] < all)
+        partials[v[d] * T + lane] = In::template dot<H>(in, loaded[d], chunk_at(v[d]), args.columns, next);
+      else if (then < all)  // the last turn of the slices, where not all have a chunk, may come first
+        F::load(loaded[d], weights, weight_at(then), place.group * T + lane, chunk_at(then), args.columns);
+      v[d] = then;
+      go_on();
+      if (++done < rounds) continue;
+      done = 0;
+      step_end<T>(args, at, to, partials, exchange);
+      mine += args.groups;
+      at = step_place<T>(args, mine);
+      if (at.which < 3) VOX_BARRIER();  // before partial sums have other ones in their place
+    }
   }
-  step_end<T>(args, at, to, partials, exchange);
 }
 
 }  // namespace VOX_ISA
@@ -510,22 +534,24 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
                    VOX_OUT(float, out2, 11), VOX_OUT(int8_t, out_codes, 12), VOX_OUT(float, out_scales, 13),            \
                    VOX_OUT(int32_t, faults0, 14), VOX_OUT(int32_t, faults1, 15), VOX_OUT(int32_t, faults2, 16),         \
                    VOX_OUT(int32_t, norm_faults, 17), VOX_ARGS(StepArgs, 18))
-#define VOX_STEP_SHARED(count)       \
-  VOX_SHARED float partials[count];  \
+#define VOX_STEP_TO                  \
   VOX_SHARED float exchange[kGroup]; \
   const StepOut to = {residual, out0, out1, out2, out_codes, out_scales, faults0, faults1, faults2}
-#define VOX_STEP_NORM_SHARED                 \
-  VOX_STEP_SHARED(kNormPartials);            \
-  VOX_SHARED float staged[kNormStaged];      \
-  VOX_SHARED float sums[kNormChunks];        \
+#define VOX_STEP_NORM_SHARED                        \
+  VOX_STEP_TO;                                      \
+  VOX_SHARED Quad ahead[kNormAheadQuads];           \
+  VOX_SHARED Quad staged[kNormStagedQuads];         \
+  VOX_SHARED float sums[kNormChunks];               \
+  float* partials = (float*)(Quad*)ahead;           \
   const int64_t first = VOX_GROUP_Y * args.columns; \
-  const NormedFloats row = {x + first, side, staged, sums, norm_faults}
+  const NormedFloats row = {x + first, side, partials, (float*)(Quad*)staged, sums, norm_faults}
 
 #define VOX_STEP_HALVES(suffix, H, rows_T, normed_T)                                                             \
   VOX_STEP_KERNEL(vox_step_##suffix##_##rows_T, float) {                                                         \
-    VOX_STEP_SHARED(kRowPartials);                                                                               \
-    VOX_SHARED float staged[kRowStaged##rows_T];                                                                 \
-    const RowOfFloats<rows_T> row = {x + VOX_GROUP_Y * args.columns, staged};                                    \
+    VOX_STEP_TO;                                                                                                 \
+    VOX_SHARED float partials[kRowPartials];                                                                     \
+    VOX_SHARED Quad staged[kRowStaged##rows_T];                                                                  \
+    const RowOfFloats<rows_T> row = {x + VOX_GROUP_Y * args.columns, (float*)(Quad*)staged};                     \
     step_linear<StepHalves<H>, H, rows_T>(args, {w0, w1, w2}, row, to, partials, exchange);                      \
   }                                                                                                              \
   VOX_STEP_KERNEL(vox_step_normed_##suffix##_##normed_T, float) {                                                \
@@ -540,16 +566,19 @@ VOX_STEP_HALVES(bf16, PackedBf16, 16, 32)
 
 #define VOX_STEP_CODES(rows_T, normed_T)                                                                         \
   VOX_STEP_KERNEL(vox_step_q8_0_##rows_T, int8_t) {                                                              \
-    VOX_STEP_SHARED(kRowPartials);                                                                               \
-    const RowOfCodes row = {x + VOX_GROUP_Y * args.columns, side + VOX_GROUP_Y * (args.columns / 32)};           \
+    VOX_STEP_TO;                                                                                                 \
+    VOX_SHARED float partials[kRowPartials];                                                                     \
+    VOX_SHARED Quad codes[kRowCodeQuads];                                                                        \
+    VOX_SHARED Quad scales[kRowScaleQuads];                                                                      \
+    const RowOfCodes row = {x + VOX_GROUP_Y * args.columns, side + VOX_GROUP_Y * (args.columns / 32),            \
+                            (int8_t*)(Quad*)codes, (float*)(Quad*)scales};                                       \
     step_linear<StepCodes, StepCodes, rows_T>(args, {w0, w1, w2, d0, d1, d2}, row, to, partials, exchange);      \
   }                                                                                                              \
   VOX_STEP_KERNEL(vox_step_normed_q8_0_##normed_T, float) {                                                      \
     VOX_STEP_NORM_SHARED;                                                                                        \
-    VOX_SHARED Quad codes[kNormCodeQuads];                                                                       \
     VOX_SHARED float scales[kNormBlocks];                                                                        \
     VOX_SHARED int32_t magnitudes[kTwoGroups];                                                                   \
-    const NormedCodes coded = {row, (int8_t*)(Quad*)codes, scales, magnitudes};                                  \
+    const NormedCodes coded = {row, (int8_t*)(partials + kNormPartials), scales, magnitudes};                    \
     step_linear<StepCodes, StepCodes, normed_T>(args, {w0, w1, w2, d0, d1, d2}, coded, to, partials, exchange);  \
   }
 VOX_STEP_CODES(8, 16)
