@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.kernel_source import GROUP
+
 __all__ = ["Buffer", "Device", "Launch", "constants"]
 
 Buffer = Any
@@ -32,6 +34,10 @@ class Launch:
     threads: tuple[int, int]
     """How many threads in x and y; neither is 0. A device rounds x up to whole groups of
     `kernel_source.GROUP`, and the kernel ignores what is too much."""
+    shared: int = 0
+    """Bytes of shared memory that the kernel wants from the launch, beside what its source declares."""
+    group: int = GROUP
+    """Threads of a group, in place of `kernel_source.GROUP`."""
 
 
 class Device(Protocol):

@@ -16,7 +16,6 @@ from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
 from mens_core.grid_weights import Bytes, Floats
-from mens_core.kernel_source import GROUP
 from mens_torch_cuda.finite import are_finite
 from mens_torch_cuda.nodes import UnrecordableError
 from mens_torch_cuda.pinned import Pinned
@@ -31,6 +30,8 @@ _FETCHED = 1 << 20
 """Bytes of the host that recordings copy to."""
 _EARLY_START = (9, 0)
 """Compute capability from which a kernel can start while the one before it ends."""
+_GRANTED = 48 << 10
+"""Bytes of shared memory that a launch may want without more words."""
 _WAITING = "vox_step_"
 """Kernels of this name wait themselves for what is written before them (kernels/step.h)."""
 _TILES = "vox_step_tiles"
@@ -62,6 +63,7 @@ class CudaDevice:
                 remedy="Update the NVIDIA driver to one at least as new as the plugin's NVRTC.",
             )
         self._functions: dict[str, Any] = {}
+        self._granted: dict[str, int] = {}
         runtime: Any = torch.cuda
         self._aside = runtime.Stream()
         self._is_capturing = False
@@ -183,15 +185,23 @@ class CudaDevice:
         first = ctypes.addressof(pointers)
         places = [first + 8 * i for i in range(count)]
         parameters = (ctypes.c_void_p * (count + 1))(*places, ctypes.addressof(constants))
-        groups = -(-across // GROUP)
+        group = launch.group
+        groups = -(-across // group)
         function, stream = self._function(launch.kernel), self._stream()
+        shared = launch.shared
+        if shared > self._granted.get(launch.kernel, _GRANTED):
+            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(driver.cuFuncSetAttribute(function, most, shared))
+            self._granted[launch.kernel] = shared
         # The driver copies the parameters before it returns.
         arguments = ctypes.addressof(parameters)
         if self._starts_early and starts_early(launch.kernel, rows):
-            self._check(driver.cuLaunchKernelEx(_early(groups, rows, stream), function, arguments, 0))
+            self._check(
+                driver.cuLaunchKernelEx(_early((groups, rows), group, shared, stream), function, arguments, 0)
+            )
         else:
             self._check(
-                driver.cuLaunchKernel(function, groups, rows, 1, GROUP, 1, 1, 0, stream, arguments, 0)
+                driver.cuLaunchKernel(function, groups, rows, 1, group, 1, 1, shared, stream, arguments, 0)
             )
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -243,15 +253,15 @@ def starts_early(kernel: str, rows: int) -> bool:
     return kernel.startswith(_WAITING) and rows == 1 and not kernel.startswith(_TILES)
 
 
-def _early(groups: int, rows: int, stream: int) -> Any:
+def _early(grid: tuple[int, int], group: int, shared: int, stream: int) -> Any:
     """A launch that may begin before the kernel in front of it has ended."""
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = groups, rows, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = GROUP, 1, 1
-    config.sharedMemBytes, config.hStream = 0, driver.CUstream(stream)
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = group, 1, 1
+    config.sharedMemBytes, config.hStream = shared, driver.CUstream(stream)
     config.attrs, config.numAttrs = [attribute], 1
     return config
 

@@ -9,7 +9,17 @@ from mens_core.kernel_source import grid_source
 __all__ = ["cuda_source"]
 
 _OURS = (
-    *("packed.h", "super.h", "step.h", "attend.h", "rows.h", "tiles.h", "row_tiles.h", "attend_rows.h"),
+    *(
+        "packed.h",
+        "super.h",
+        "step.h",
+        "attend.h",
+        "rows.h",
+        "tiles.h",
+        "chains.h",
+        "row_tiles.h",
+        "attend_rows.h",
+    ),
     *("broad.h", "heads.h", "pairs.h", "thin.h"),
 )
 """In this order, behind the grid kernels."""

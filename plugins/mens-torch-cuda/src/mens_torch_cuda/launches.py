@@ -172,7 +172,7 @@ class Launcher:
         groups = sum(-(-count // tile.outputs) for count in outputs)
         threads = (groups * GROUP, -(-rows // tile.rows))
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
-        self._device.launch(Launch(kernel, buffers, args, threads))
+        self._device.launch(Launch(kernel, buffers, args, threads, tile.shared))
 
     def _with_codes(self, node: Node) -> None:
         rows, columns = node.outputs[0].shape
