@@ -26,29 +26,6 @@ struct SideOf {
   int32_t columns;  // of its result
 };
 
-// Sixteen bytes or eight, asked for here: the compiler would put a plain load off until its value is stored.
-template <class T>
-CANON T fetched(const T* from) {
-#if defined(__CUDA_ARCH__)
-  union {
-    T value;
-    uint32_t words[sizeof(T) / 4];
-  } to;
-  if (sizeof(T) == 16)
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to.words[0]), "=r"(to.words[1]), "=r"(to.words[sizeof(T) / 4 - 2]), "=r"(to.words[sizeof(T) / 4 - 1])
-                 : "l"(from));
-  else
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to.words[0]), "=r"(to.words[1]) : "l"(from));
-  return to.value;
-#else
-  return *from;
-#endif
-}
-
-// Term k of a thread's place in a stage; of a stage that is not whole the last one that there is, for nothing.
-CANON int64_t before(int32_t k, int32_t last) { return k < last ? k : last; }
-
 // Whether a place of a thread's, VOX_LOCAL and more, is one of so many: not asked where every thread has one.
 #define VOX_HERE(at, count) ((count) % kGroup == 0 || (at) < (count))
 
@@ -74,7 +51,7 @@ struct FloatsAcross {
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int at = VOX_LOCAL + i * kGroup;
-      if (VOX_HERE(at, quads)) it.held[i] = fetched((const Quad*)(it.from[i] + before(k, (end - 1) / 4 * 4 - at % of_output * 4)));
+      if (VOX_HERE(at, quads) && k + at % of_output * 4 < end) it.held[i] = *(const Quad*)(it.from[i] + k);
     }
   }
   CANON void store(const FloatsAcross& it, float* to) {
@@ -109,7 +86,7 @@ struct FloatsAlong {
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int at = VOX_LOCAL + i * kGroup;
-      if (VOX_HERE(at, quads)) it.held[i] = fetched((const Quad*)(it.from[i] + before(k, end - 1 - at / of_term) * it.stride));
+      if (VOX_HERE(at, quads) && k + at / of_term < end) it.held[i] = *(const Quad*)(it.from[i] + k * it.stride);
     }
   }
   CANON void store(const FloatsAlong& it, float* to) {
@@ -144,7 +121,7 @@ struct HalvesBack {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
         const int at = VOX_LOCAL + i * kGroup;
-        if (VOX_HERE(at, pieces)) it.held[i] = fetched(it.from[i] + before(k, (end - 1) / 8 * 8 - at / kN * 8) * it.stride);
+        if (VOX_HERE(at, pieces) && k + at / kN * 8 < end) it.held[i] = it.from[i][k * it.stride];
       }
     }
     CANON void store(const Stage& it, float* to) {
@@ -186,7 +163,7 @@ struct HalvesForth {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
         const int at = VOX_LOCAL + i * kGroup;
-        if (VOX_HERE(at, pieces)) it.held[i] = fetched(it.from[i] + before(k, (end - 1) / 8 * 8 - at / kN * 8));
+        if (VOX_HERE(at, pieces) && k + at / kN * 8 < end) it.held[i] = it.from[i][k];
       }
     }
     CANON void store(const Stage& it, float* to) {
@@ -243,10 +220,9 @@ struct CodesBack {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
         const int at = VOX_LOCAL + i * kGroup;
-        if (!VOX_HERE(at, halves)) continue;
-        const int32_t there = before(k, (end - 1) / 8 * 8 - at / kN * 8);
-        it.held[i] = fetched(it.from[i] + there * it.stride);
-        it.d[i] = it.scale[i][there * it.of_scales];
+        if (!VOX_HERE(at, halves) || k + at / kN * 8 >= end) continue;
+        it.held[i] = it.from[i][k * it.stride];
+        it.d[i] = it.scale[i][k * it.of_scales];
       }
     }
     CANON void store(const Stage& it, float* to) {
@@ -363,21 +339,23 @@ struct Product {
   CANON void run(Left& rows, Right& columns, int32_t terms, const Ends& ends, float* shared) {
     float* aside = shared + 2 * stage + VOX_LOCAL * 4;
     const float *a = shared + Lies::row(0), *b = shared + left + Lies::column(0);
-    auto next = [&](int32_t k) {
-      if (k >= terms) return;
+    // The stage from term k on, which is there or not. Where it must be, nothing is asked: behind a branch the compiler
+    // puts loads off until they are stored.
+    auto next = [&](bool is_there, int32_t k) {
+      if (!is_there) return;
       Left::load(rows, k, terms);
       Right::load(columns, k, terms);
     };
-    auto put = [&](int32_t k, int turn) {
-      if (k < terms) {
+    auto put = [&](bool is_there, int turn) {
+      if (is_there) {
         Left::store(rows, shared + turn * stage);
         Right::store(columns, shared + turn * stage + left);
       }
       VOX_BARRIER();
     };
     Sums total = {};
-    next(0);
-    put(0, 0);
+    next(true, 0);
+    put(true, 0);
     for (int32_t first = 0; first < terms; first += (int32_t)kChunk) {
       float p[RM][RN];
 #pragma unroll
@@ -395,19 +373,21 @@ struct Product {
         for (int32_t k = first; k < first + (int32_t)kChunk; k += 2 * kK) {
 #pragma unroll
           for (int turn = 0; turn < 2; ++turn) {
-            next(k + (turn + 1) * kK);
+            const bool goes_on = turn == 0 || k + 2 * kK < terms;
+            next(goes_on, k + (turn + 1) * kK);
 #pragma unroll
             for (int i = 0; i < kK; ++i) term(turn, i);
-            put(k + (turn + 1) * kK, turn ^ 1);
+            put(goes_on, turn ^ 1);
           }
         }
       } else {
 #pragma unroll 1
         for (int32_t k = first, turn = 0; k < terms; k += kK, turn ^= 1) {
-          next(k + kK);
+          const bool goes_on = k + kK < terms;
+          next(goes_on, k + kK);
 #pragma unroll 1
           for (int i = 0; i < (terms - k < kK ? terms - k : kK); ++i) term(turn, i);
-          put(k + kK, turn ^ 1);
+          put(goes_on, turn ^ 1);
         }
       }
       if (first == 0)
