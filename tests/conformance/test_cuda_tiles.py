@@ -62,8 +62,10 @@ def tiled(device, tile, weight, activations, rows, residual):
         *(flags[0], none if residual is None else flags[1], none),
     )
     args = constants(weight.rows, 0, 0, weight.columns, rows, int(residual is not None))
-    threads = (-(-weight.rows // tile.outputs) * GROUP, -(-rows // tile.rows))
-    device.launch(Launch(f"vox_step_tiles_{weight.format}_{tile.name}", buffers, args, threads, tile.shared))
+    threads = (-(-weight.rows // tile.outputs) * tile.group, -(-rows // tile.rows))
+    device.launch(
+        Launch(f"vox_step_tiles_{weight.format}_{tile.name}", buffers, args, threads, tile.shared, tile.group)
+    )
     return out.view(np.float32)
 
 
@@ -90,10 +92,19 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
-    assert [float_tile(rows, [4096]).name for rows in (2, 9, 32, 33, 512)] == ["8", "8", "16", "32", "High"]
-    assert [float_tile(rows, [24576]).name for rows in (64, 512)] == ["Low", "Most"]
-    assert float_tile(512, [24574]).name == "32", "sums go out by fours"
-    assert float_tile(16, [12288, 12288]).name == "16" and float_tile(32, [1024]).name == "8"
+    rows = (2, 9, 16, 32, 64, 512)
+    assert [float_tile(count, [4096]).name for count in rows] == ["8", "8", "8", "Deep", "Wide", "High"]
+    assert [float_tile(count, [12288, 12288]).name for count in rows] == [
+        "8",
+        "Deep",
+        "Deep",
+        "Wide",
+        "Wide",
+        "Most",
+    ]
+    assert float_tile(32, [1024]).name == "8", "few groups"
+    assert float_tile(512, [24574]).name == "Wide", "sums go out by fours"
+    assert all(tile.shared <= 99 << 10 for tile in FLOAT_TILES), "more than every GPU that we take has"
     assert [code_tile(rows, [4096]).name for rows in (2, 17, 33, 512)] == ["16", "32", "Wide", "Many"]
     assert code_tile(32, [1024]).name == "Thin" and code_tile(32, [12288, 12288]).name == "Wide"
 

@@ -18,6 +18,7 @@ _OURS = (
         "tiles.h",
         "chains.h",
         "row_tiles.h",
+        "sliced.h",
         "attend_rows.h",
     ),
     *("broad.h", "heads.h", "pairs.h", "thin.h"),

@@ -279,8 +279,6 @@ CANON void row_product(const RowTileIn& in, const TileArgs& args, float* shared)
   using RowTiles##name = RowTiles<F, LanesM, RM, RN, Slices, Ahead>;     \
   enum { kRowTiles##name = RowTiles##name<PackedBf16>::all };
 VOX_ROW_TILES(8, 2, 4, 2, 4, 2)      // 8 x 32
-VOX_ROW_TILES(16, 2, 8, 4, 4, 2)     // 16 x 64
-VOX_ROW_TILES(32, 2, 16, 4, 4, 1)    // 32 x 64
 #undef VOX_ROW_TILES
 
 }  // namespace VOX_ISA
@@ -304,8 +302,6 @@ VOX_ROW_TILES(32, 2, 16, 4, 4, 1)    // 32 x 64
                 (row_product<F, Product##name>))
 #define VOX_STEP_ROWS_OF(suffix, F)        \
   VOX_STEP_FEW_ROWS(suffix, F, 8, 4)       \
-  VOX_STEP_FEW_ROWS(suffix, F, 16, 3)      \
-  VOX_STEP_FEW_ROWS(suffix, F, 32, 2)      \
   VOX_STEP_MANY_ROWS(suffix, F, Low, 4)    \
   VOX_STEP_MANY_ROWS(suffix, F, High, 2)   \
   VOX_STEP_MANY_ROWS(suffix, F, Most, 2)
