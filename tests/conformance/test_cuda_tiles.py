@@ -13,9 +13,9 @@ from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.packed import linear_launch, packed
-from mens_torch_cuda.tile_choice import CODE_TILES, FLOAT_TILES, code_tile, float_tile
+from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
-SHAPES = [(1, 32, 1), (70, 160, 33), (33, 1024, 9), (130, 544, 20), (64, 2208, 65)]
+SHAPES = [(1, 32, 1), (70, 160, 33), (204, 192, 131), (33, 1024, 9), (130, 544, 20), (64, 2208, 65)]
 """Outputs, columns, rows: groups that are not full, chunks that are not whole, slices without a chunk."""
 
 
@@ -62,8 +62,10 @@ def tiled(device, tile, weight, activations, rows, residual):
         *(flags[0], none if residual is None else flags[1], none),
     )
     args = constants(weight.rows, 0, 0, weight.columns, rows, int(residual is not None))
-    threads = (-(-weight.rows // tile.outputs) * GROUP, -(-rows // tile.rows))
-    device.launch(Launch(f"vox_step_tiles_{weight.format}_{tile.name}", buffers, args, threads))
+    threads = (-(-weight.rows // tile.outputs) * tile.group, -(-rows // tile.rows))
+    device.launch(
+        Launch(f"vox_step_tiles_{weight.format}_{tile.name}", buffers, args, threads, tile.shared, tile.group)
+    )
     return out.view(np.float32)
 
 
@@ -78,7 +80,8 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
         codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
         activations = (device.put(codes), device.put(np.abs(drawn(4, rows, columns // 32))))
     else:
-        weight, tiles = float_weights(device, format_, outputs, columns), FLOAT_TILES
+        weight = float_weights(device, format_, outputs, columns)
+        tiles = (*FLOAT_TILES, *(BROAD_TILES if outputs % 4 == 0 else ()))
         activations = (device.put(wide(5, rows, columns)),)
     residual = drawn(6, rows, outputs)
     expected = plain(device, weight, activations, rows)
@@ -89,8 +92,19 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
-    assert [float_tile(rows, [4096]).name for rows in (2, 9, 32, 512)] == ["8", "8", "16", "32"]
-    assert float_tile(16, [12288, 12288]).name == "16" and float_tile(32, [1024]).name == "8"
+    rows = (2, 9, 16, 32, 64, 512)
+    assert [float_tile(count, [4096]).name for count in rows] == ["8", "8", "8", "Deep", "Wide", "High"]
+    assert [float_tile(count, [12288, 12288]).name for count in rows] == [
+        "8",
+        "Deep",
+        "Deep",
+        "Wide",
+        "Wide",
+        "Most",
+    ]
+    assert float_tile(32, [1024]).name == "8", "few groups"
+    assert float_tile(512, [24574]).name == "Wide", "sums go out by fours"
+    assert all(tile.shared <= 99 << 10 for tile in FLOAT_TILES), "more than every GPU that we take has"
     assert [code_tile(rows, [4096]).name for rows in (2, 17, 33, 512)] == ["16", "32", "Wide", "Many"]
     assert code_tile(32, [1024]).name == "Thin" and code_tile(32, [12288, 12288]).name == "Wide"
 

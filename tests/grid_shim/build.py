@@ -28,6 +28,8 @@ NATIVE = HERE.parents[1] / "plugins/mens-cpu-ref/native"
 
 _SHARED = {"metal": "threadgroup", "cuda": "__shared__"}
 _KERNEL = re.compile(r"\b(?:kernel|__global__) void (vox_\w+)\((.*?)\) \{", re.DOTALL)
+_THREADS = re.compile(r"\bint32_t (\w+)_threads = ")
+"""How many threads a kernel's groups have, where a text says so."""
 _ATTRIBUTE = re.compile(r"\[\[(\w+)\]\]")
 _PLACES = {
     "thread_position_in_grid": "{p.group_x * vox_shim::kGroup + p.local, p.group_y, 0}",
@@ -178,6 +180,7 @@ def _watched(text: str, target: Target) -> str:
 
 def _table(text: str, target: Target) -> str:
     calls, entries = [], []
+    sizes = set(_THREADS.findall(text))
     for name, parameters in _KERNEL.findall(text):
         every = _split(parameters)
         places = {p: _PLACES[found[1]] for p in every if (found := _ATTRIBUTE.search(p)) is not None}
@@ -187,7 +190,8 @@ def _table(text: str, target: Target) -> str:
             f"static void call_{name}(void* const* b, const vox_shim::Place& p) "
             f"{{ {name}({', '.join(arguments)}); }}"
         )
-        entries.append(f'{{"{name}", call_{name}, {len(buffers)}, sizeof({_kind(buffers[-1])})}}')
+        threads = f"&{name}_threads" if name in sizes else "nullptr"
+        entries.append(f'{{"{name}", call_{name}, {len(buffers)}, sizeof({_kind(buffers[-1])}), {threads}}}')
     return "\n".join(
         [
             *calls,

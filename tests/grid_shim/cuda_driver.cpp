@@ -84,7 +84,8 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
 }
 int cuLaunchKernel(const vox_shim::Kernel* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned, void*, void** parameters, void**) {
-  if (bx != vox_shim::kGroup || by != 1 || bz != 1 || gz != 1 || gx == 0 || gy == 0) return kInvalidValue;
+  const unsigned group = vox_shim::group_of(*kernel);
+  if (bx != group || by != 1 || bz != 1 || gz != 1 || gx == 0 || gy == 0) return kInvalidValue;
   std::vector<void*> buffers;
   std::vector<int64_t> bytes;
   for (int i = 0; i + 1 < kernel->buffers; ++i) {
@@ -99,7 +100,7 @@ int cuLaunchKernel(const vox_shim::Kernel* kernel, unsigned gx, unsigned gy, uns
   bytes.push_back(static_cast<int64_t>(kernel->constants));
   char message[400];
   const int code = shim_run(kernel->name, buffers.data(), bytes.data(), kernel->buffers,
-                            static_cast<int64_t>(gx) * vox_shim::kGroup, gy, 1, 0, 1, 32, message, sizeof message);
+                            static_cast<int64_t>(gx) * group, gy, 1, 0, 1, 32, message, sizeof message);
   if (code != 0) fprintf(stderr, "%s\n", message);
   return code == 0 ? 0 : kLaunchFailed;
 }

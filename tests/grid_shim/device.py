@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.grid_device import Launch
+from mens_core.kernel_source import GROUP
 
 __all__ = ["KEPT", "LaunchError", "ShimDevice", "native_angles"]
 
@@ -50,6 +51,7 @@ class ShimDevice:
     ) -> None:
         self._library = ctypes.CDLL(str(library))
         self._run = self._library.shim_run
+        self._asks: dict[str, tuple[int, int]] = {}
         self._modes = (int(at_end), order)
         self._flush, self._simd = _BOTH if flush else KEPT["both"], simd
         self._keeping: tuple[str, int] | None = None
@@ -93,7 +95,24 @@ class ShimDevice:
         """Return the barriers that threads came to since the last call, where barriers ask `is_kept`."""
         return {number for number in range(64) if self._library.shim_met(number)}
 
+    def _said(self, kernel: str) -> tuple[int, int]:
+        """Bytes of shared memory that the launch must give, and threads of a group, by the kernel's text."""
+        if kernel not in self._asks:
+            found = []
+            for of, otherwise in (("asks", 0), ("threads", GROUP)):
+                try:
+                    found.append(ctypes.c_int32.in_dll(self._library, f"{kernel}_{of}").value)
+                except ValueError:
+                    found.append(otherwise)
+            self._asks[kernel] = (found[0], found[1])
+        return self._asks[kernel]
+
     def launch(self, launch: Launch) -> None:
+        if (launch.shared, launch.group) != self._said(launch.kernel):
+            raise LaunchError(
+                f"{launch.kernel}: launched with {launch.shared} bytes of shared memory and groups of "
+                f"{launch.group}, its text wants {self._said(launch.kernel)}"
+            )
         before = [buffer.copy() for buffer in launch.buffers] if self._watch is not None else []
         buffers = [*launch.buffers, np.frombuffer(bytearray(launch.constants), np.uint8)]
         count = len(buffers)

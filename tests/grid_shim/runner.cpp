@@ -25,13 +25,13 @@ struct Fiber {
   char* stack;
   bool made;
 };
-Fiber g_fibers[kGroup];
+Fiber g_fibers[kMostOfGroup];
 jmp_buf g_scheduler;
 int g_current;
 
 int g_simd_width = 32;
 int g_stretch;  // between barriers, of the group that runs
-uint32_t g_exchanged[kGroup];
+uint32_t g_exchanged[kMostOfGroup];
 
 const Kernel* g_kernel;
 void* const* g_buffers;
@@ -176,8 +176,9 @@ int count_of(State state, int first, int last) {
 // Lets the SIMD groups go on that have met at an exchange; says whether there was one.
 bool release_exchanges() {
   bool any = false;
-  for (int first = 0; first < kGroup; first += g_simd_width) {
-    const int last = first + g_simd_width < kGroup ? first + g_simd_width : kGroup;
+  const int group = group_of(*g_kernel);
+  for (int first = 0; first < group; first += g_simd_width) {
+    const int last = first + g_simd_width < group ? first + g_simd_width : group;
     const int met = count_of(State::at_exchange, first, last);
     if (met == 0) continue;
     if (met != last - first) {
@@ -195,16 +196,17 @@ void run_group(int order) {
     memset(piece.memory, kPoison, piece.bytes);
     if (piece.count > 0) memset(piece.seen, 0, sizeof(Seen) * piece.count);
   }
+  const int group = group_of(*g_kernel);
   g_stretch = 1;
   for (Fiber& fiber : g_fibers) fiber.state = State::ready;
   for (;;) {
-    for (int i = 0; i < kGroup; ++i) {
-      const int thread = order == 0 ? i : kGroup - 1 - i;
+    for (int i = 0; i < group; ++i) {
+      const int thread = order == 0 ? i : group - 1 - i;
       if (g_fibers[thread].state == State::ready) resume(thread);
     }
     if (release_exchanges()) continue;
-    const int ended = count_of(State::ended, 0, kGroup);
-    if (ended == kGroup) return;
+    const int ended = count_of(State::ended, 0, group);
+    if (ended == group) return;
     if (ended != 0) complain("a thread ended before a barrier of its group");
     for (Fiber& fiber : g_fibers) fiber.state = State::ready;
     ++g_stretch;
@@ -350,7 +352,8 @@ extern "C" int shim_run(const char* name, void** buffers, const int64_t* bytes, 
   {
     Environment* volatile scope = flush != kNothing ? new Environment(flush) : nullptr;
     if (sigsetjmp(g_stop, 1) == 0) {
-      const int64_t groups_x = (threads_x + kGroup - 1) / kGroup;
+      const int group = group_of(*g_kernel);
+      const int64_t groups_x = (threads_x + group - 1) / group;
       for (int64_t y = 0; y < threads_y; ++y)
         for (int64_t x = 0; x < groups_x; ++x) {
           g_place = {static_cast<uint32_t>(x), static_cast<uint32_t>(y), 0};

@@ -7,7 +7,8 @@
 
 namespace vox_shim {
 
-constexpr int kGroup = 128;  // threads of a group, all in x
+constexpr int kGroup = 128;  // threads of a group, all in x, of a kernel that says nothing else
+constexpr int kMostOfGroup = 512;
 
 struct Place {
   uint32_t group_x, group_y, local;
@@ -40,7 +41,9 @@ struct Kernel {
   void (*call)(void* const* buffers, const Place& place);
   int buffers;  // with the constants
   size_t constants;  // bytes
+  const int32_t* threads;  // of a group; null: kGroup
 };
+inline int group_of(const Kernel& kernel) { return kernel.threads == nullptr ? kGroup : *kernel.threads; }
 extern const Kernel kKernels[];
 extern const int kKernelCount;
 

@@ -22,10 +22,11 @@ from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.conformance.inputs import floats, put, stored_float, weight
 from mens_core.trainer import Trainer
 from mens_core.training_ops import AdamW
-from mens_torch_cuda import pairs
+from mens_torch_cuda import pairs, training_lane
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.packed import PackedMatrix
+from mens_torch_cuda.tile_choice import BROAD_TILES, broad_tile
 from mens_torch_cuda.training_lane import CudaTrainingOps
 
 CONFIG = BY_FAMILY["qwen3"] | {"num_hidden_layers": 1, "torch_dtype": "bfloat16"}
@@ -97,6 +98,32 @@ def test_a_packed_weight_tells_what_it_takes(lane, format_, each):
     assert isinstance(matrix, PackedMatrix)
     assert matrix.nbytes == 320 * each
     assert matrix.nbytes == sum(len(bytes(lane()._device.get(b, np.uint8, (-1,)))) for b in matrix.buffers)
+
+
+@pytest.mark.parametrize("tile", BROAD_TILES, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("direction", ["forth", "back"])
+@pytest.mark.parametrize("format_", ["bf16", "q8_0"])
+def test_every_broad_tile_gives_the_reference_s_bytes(lane, reference, monkeypatch, format_, direction, tile):
+    """Whole chunks and a last one that is not; groups that are not full on either side."""
+    taken = []
+    monkeypatch.setattr(training_lane, "broad_tile", lambda *sizes: taken.append(sizes) or tile)
+    make = shapes.linear_backward if direction == "back" else None
+    for rows, outputs, columns in ((133, 300, 160), (17, 132, 392 if format_ == "bf16" else 416)):
+        if make is None:
+            case = partial(_linear, format_, rows, outputs, columns)
+        else:
+            case = partial(make, 5, format_, rows, outputs, columns)
+        expected = results(case, reference())
+        for order in (0, 1):
+            found = results(case, lane(partial(ShimDevice, order=order)))
+            assert found == expected, (rows, outputs, columns, order)
+    assert bool(taken) is (direction == "back" or format_ == "bf16")
+
+
+def test_a_broad_tile_is_the_one_whose_groups_come_out_even():
+    sizes = [(4096, 4096), (512, 4096), (512, 6144), (8, 64)]
+    assert [broad_tile(*size).name for size in sizes] == ["Most", "High", "Low", "Low"]
+    assert all(tile.shared <= 99 << 10 for tile in BROAD_TILES), "more than every GPU that we take has"
 
 
 CASES = {

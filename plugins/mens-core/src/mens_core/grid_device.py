@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mens_core.kernel_source import GROUP
+
 __all__ = ["Buffer", "Device", "Launch", "constants"]
 
 Buffer = Any
@@ -36,6 +38,8 @@ class Launch:
     """Groups side by side in x that a device with such clusters starts so; a kernel does without."""
     shared: int = 0
     """Bytes of a group's memory in common beyond what the kernel declares."""
+    group: int = GROUP
+    """Threads of a group, in place of `kernel_source.GROUP`."""
 
 
 class Device(Protocol):

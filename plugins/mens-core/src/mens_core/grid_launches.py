@@ -40,11 +40,18 @@ class GridLaunches:
         """Return memory for a result."""
         return GridTensor(self._device.empty(4 * math.prod(shape)), shape)
 
-    def _run(self, kernel: str, buffers: tuple[Buffer, ...], args: bytes, threads: tuple[int, int]) -> None:
+    def _run(
+        self,
+        kernel: str,
+        buffers: tuple[Buffer, ...],
+        args: bytes,
+        threads: tuple[int, int],
+        shared: int = 0,
+    ) -> None:
         if threads[1] > _MOST_ROWS:
             raise ValueError(f"{kernel}: {threads[1]} rows; a launch has at most {_MOST_ROWS}")
         if threads[0] and threads[1]:
-            self._device.launch(Launch(kernel, buffers, args, threads))
+            self._device.launch(Launch(kernel, buffers, args, threads, shared))
 
     def _rows(
         self,

@@ -16,7 +16,6 @@ from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
 from mens_core.grid_weights import Bytes, Floats
-from mens_core.kernel_source import GROUP
 from mens_torch_cuda.finite import are_finite
 from mens_torch_cuda.nodes import UnrecordableError
 from mens_torch_cuda.pinned import Pinned
@@ -194,22 +193,18 @@ class CudaDevice:
         first = ctypes.addressof(pointers)
         places = [first + 8 * i for i in range(count)]
         parameters = (ctypes.c_void_p * (count + 1))(*places, ctypes.addressof(constants))
-        groups = -(-across // GROUP)
+        groups = -(-across // launch.group)
         function, stream = self._function(launch.kernel), self._stream()
         # The driver copies the parameters before it returns.
         arguments = ctypes.addressof(parameters)
         if launch.shared:
             self._allow_shared(function, launch)
         if self._starts_early and starts_early(launch.kernel, rows):
-            self._check(
-                driver.cuLaunchKernelEx(
-                    _early(groups, rows, stream, launch.together, launch.shared), function, arguments, 0
-                )
-            )
+            self._check(driver.cuLaunchKernelEx(_early(launch, groups, rows, stream), function, arguments, 0))
         else:
             self._check(
                 driver.cuLaunchKernel(
-                    function, groups, rows, 1, GROUP, 1, 1, launch.shared, stream, arguments, 0
+                    function, groups, rows, 1, launch.group, 1, 1, launch.shared, stream, arguments, 0
                 )
             )
 
@@ -270,20 +265,21 @@ def starts_early(kernel: str, rows: int) -> bool:
     return kernel.startswith(_WAITING) and rows == 1 and not kernel.startswith(_TILES)
 
 
-def _early(groups: int, rows: int, stream: int, together: int, shared: int) -> Any:
+def _early(launch: Launch, groups: int, rows: int, stream: int) -> Any:
     """A launch that may begin before the kernel in front of it has ended, in clusters of so many groups."""
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = groups, rows, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = GROUP, 1, 1
-    config.sharedMemBytes, config.hStream = shared, driver.CUstream(stream)
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.group, 1, 1
+    config.sharedMemBytes, config.hStream = launch.shared, driver.CUstream(stream)
     attributes = [attribute]
-    if together > 1:
+    if launch.together > 1:
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = together, 1, 1
+        sides = (launch.together, 1, 1)
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = sides
         attributes.append(cluster)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config

@@ -180,9 +180,9 @@ class Launcher:
         )
         args = constants(*_filled(outputs, 0), weights[0].columns, rows, 0 if end is None else _MODES["add"])
         groups = sum(-(-count // tile.outputs) for count in outputs)
-        threads = (groups * GROUP, -(-rows // tile.rows))
+        threads = (groups * tile.group, -(-rows // tile.rows))
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
-        self._device.launch(Launch(kernel, buffers, args, threads))
+        self._device.launch(Launch(kernel, buffers, args, threads, tile.shared, tile.group))
 
     def _with_codes(self, node: Node) -> None:
         rows, columns = node.outputs[0].shape

@@ -1,16 +1,20 @@
-"""Which tile a product of several rows is made by (kernels/tiles.h, kernels/row_tiles.h). Pure."""
+"""Which tile a product of several rows is made by (kernels/tiles.h, row_tiles.h, sliced.h, broad.h). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CODE_TILES", "FLOAT_TILES", "Tile", "code_tile", "float_tile"]
+from mens_core.kernel_source import GROUP
 
+__all__ = ["BROAD_TILES", "CODE_TILES", "FLOAT_TILES", "Tile", "broad_tile", "code_tile", "float_tile"]
+
+_MULTIPROCESSORS = 132
+"""Of a large GPU."""
 _ENOUGH = 264
 """Groups that keep a large GPU busy: with fewer, each has fewer rows or outputs."""
+_QUAD = 4
 _FEW = 96
-_MANY = 256
 """Groups below which smaller ones were faster (docs/log.md)."""
 
 
@@ -22,6 +26,20 @@ class Tile:
     """The end of the kernel's name."""
     rows: int
     outputs: int
+    shared: int = 0
+    """Bytes of shared memory that the launch gives."""
+    speed: float = 0
+    """10^12 float operations a second where every multiprocessor is busy to the end (docs/log.md)."""
+    together: int = 1
+    """Groups that a multiprocessor must have to be so fast."""
+    group: int = GROUP
+    """Threads of a group."""
+
+    def worth(self, rows: int, outputs: Sequence[int]) -> float:
+        """What of `speed` is left where groups are not full, or the last ones do not fill a large GPU."""
+        places = _MULTIPROCESSORS * self.together
+        turns = -(-self.groups(rows, outputs) // places)
+        return self.speed * rows * sum(outputs) / (turns * places * self.rows * self.outputs)
 
     def groups(self, rows: int, outputs: Sequence[int]) -> int:
         """Groups of a product with these weights side by side."""
@@ -38,7 +56,31 @@ CODE_TILES = {
         Tile("Many", 64, 64),
     )
 }
-FLOAT_TILES = (Tile("8", 8, 32), Tile("16", 16, 64), Tile("32", 32, 64))
+_BROAD_TERMS, _BROAD_GAP = 16, 4
+"""Terms of a stage, and floats between two of them, of kernels/chains.h."""
+
+
+def _broad(name: str, rows: int, outputs: int, speed: float, together: int, *, are_aside: bool) -> Tile:
+    """Of kernels/chains.h; `are_aside`: sums of chunks lie in shared memory."""
+    stages = 2 * _BROAD_TERMS * (rows + outputs + 2 * _BROAD_GAP)
+    return Tile(name, rows, outputs, 4 * (stages + rows * outputs * are_aside), speed, together)
+
+
+def _sliced(rows: int, outputs: int, slices: int, *, folds: int) -> int:
+    """Bytes of shared memory of kernels/sliced.h: a slice has two stages and a part of its sums."""
+    return slices * (2 * (4 * 8 * rows + 2 * 8 * outputs) + 4 * rows * outputs // folds)
+
+
+BROAD_TILES = (
+    _broad("Most", 128, 128, 45, 2, are_aside=True),
+    _broad("High", 128, 64, 43, 2, are_aside=False),
+    _broad("Low", 64, 64, 41, 2, are_aside=False),
+)
+FLOAT_TILES = (
+    Tile("8", 8, 32),
+    Tile("Deep", 16, 64, _sliced(16, 64, 16, folds=2), 30, group=512),
+    Tile("Wide", 32, 64, _sliced(32, 64, 8, folds=1), 35, group=256),
+)
 
 
 def code_tile(rows: int, outputs: Sequence[int]) -> Tile:
@@ -55,8 +97,18 @@ def code_tile(rows: int, outputs: Sequence[int]) -> Tile:
 
 
 def float_tile(rows: int, outputs: Sequence[int]) -> Tile:
-    """Of 16-bit weights: the largest that has rows enough and groups enough."""
-    small, middle, large = FLOAT_TILES
-    if rows > middle.rows and large.groups(rows, outputs) >= _MANY:
-        return large
-    return middle if rows > small.rows and middle.groups(rows, outputs) >= _FEW else small
+    """Of 16-bit weights."""
+    small, deep, wide = FLOAT_TILES
+    if rows > wide.rows:
+        # Sums of larger tiles go out by fours.
+        large: tuple[Tile, ...] = BROAD_TILES if all(count % _QUAD == 0 for count in outputs) else ()
+        best: Tile = max((*large, wide, deep), key=lambda tile: tile.worth(rows, outputs))
+        return best
+    if rows > deep.rows and wide.groups(rows, outputs) >= _FEW:
+        return wide
+    return deep if rows > small.rows and deep.groups(rows, outputs) >= _FEW else small
+
+
+def broad_tile(rows: int, columns: int) -> Tile:
+    """Of many rows in float32."""
+    return max(BROAD_TILES, key=lambda tile: tile.worth(rows, [columns]))

@@ -26,13 +26,10 @@ from mens_torch_cuda.pairs import (
     pieces,
     stride_of,
 )
+from mens_torch_cuda.tile_choice import broad_tile
 
 __all__ = ["CudaTrainingOps"]
 
-_WIDE = 64
-"""Columns of a group of kernels/broad.h."""
-_ENOUGH = 264
-"""Groups that keep a large GPU busy: with fewer, each has fewer rows."""
 _HALVES, _CODES = ("f16", "bf16"), "q8_0"
 """Packed formats that kernels/broad.h has, and the one that goes forward by kernels/tiles.h."""
 _QUAD = 4
@@ -101,13 +98,13 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
         """A product of rows [rows, terms] with a weight, by kernels/broad.h."""
         rows, terms = shape
         out = self._new(rows, columns)
-        across = -(-columns // _WIDE)
-        high = 128 if across * -(-rows // 128) >= _ENOUGH else 64
+        tile = broad_tile(rows, columns)
         self._run(
-            f"vox_broad_{kernel}_{high}",
+            f"vox_broad_{kernel}_{tile.name}",
             (x, weight.buffers[0], weight.buffers[-1], out.buffer, self._flags(name, rows)),
             constants(rows, terms, columns),
-            (across * GROUP, -(-rows // high)),
+            (-(-columns // tile.outputs) * GROUP, -(-rows // tile.rows)),
+            tile.shared,
         )
         return out
 

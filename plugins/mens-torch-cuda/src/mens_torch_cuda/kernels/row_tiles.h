@@ -227,34 +227,87 @@ struct RowTiles {
 };
 
 
+// Many rows: a product as in training (chains.h), of one of three weights, added to the residual if there is one.
+struct ProductEnds {
+  const float* residual;
+  float* out;
+  int32_t *faults, *faults_of_sum;
+  int64_t row, column;    // the group's first
+  int32_t rows, outputs;  // of the result; outputs are a multiple of four
+  int32_t mode;
+
+  CANON void take(const ProductEnds& it, int row, int column, const Quad& sum) {
+    const int64_t r = it.row + row, n = it.column + column;
+    if (r >= it.rows || n >= it.outputs) return;
+    Quad y = sum;
+    int32_t* faults = it.faults;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) VOX_WATCH(y.values[q], r);
+    if (it.mode == kAddResidual) {
+      const Quad side = *(const Quad*)(it.residual + r * it.outputs + n);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        y.values[q] = f_add(side.values[q], y.values[q]);
+        if (!is_finite(y.values[q])) it.faults_of_sum[r] = 1;
+      }
+    }
+    *(Quad*)(it.out + r * it.outputs + n) = y;
+  }
+};
+
+template <class F, class Shape>
+CANON void row_product(const RowTileIn& in, const TileArgs& args, float* shared) {
+  const TilePlace tile = tile_place<Shape::kM, Shape::kN>(args);
+  const Piece* weight = tile.which == 0 ? in.w0 : tile.which == 1 ? in.w1 : in.w2;
+  const int32_t outputs = tile.which == 0 ? args.outputs0 : tile.which == 1 ? args.outputs1 : args.outputs2;
+  const int64_t row = tile.rows * Shape::kM, column = tile.group * Shape::kN, left = args.rows - row;
+  FloatsAcross<Shape::kM, Shape::kTerms> rows;
+  rows.find(rows, in.x + row * args.columns, args.columns, left < Shape::kM ? (int32_t)left : (int32_t)Shape::kM);
+  typename HalvesForth<F>::template Stage<Shape::kN, Shape::kTerms> columns;
+  columns.find(columns, weight, nullptr, column, {args.columns, outputs});
+  wait_for_inputs();
+  const ProductEnds ends = {in.residual,
+                        tile.which == 0 ? in.out0 : tile.which == 1 ? in.out1 : in.out2,
+                        tile.which == 0 ? in.faults0 : tile.which == 1 ? in.faults1 : in.faults2,
+                        in.faults1, row, column, args.rows, outputs, args.mode};
+  Shape::run(rows, columns, args.columns, ends, shared);
+}
+
 // Name, lanes across the rows, rows and outputs of a lane, slices, stages that rows are ahead.
 #define VOX_ROW_TILES(name, LanesM, RM, RN, Slices, Ahead)               \
   template <class F>                                                    \
   using RowTiles##name = RowTiles<F, LanesM, RM, RN, Slices, Ahead>;     \
   enum { kRowTiles##name = RowTiles##name<PackedBf16>::all };
 VOX_ROW_TILES(8, 2, 4, 2, 4, 2)      // 8 x 32
-VOX_ROW_TILES(16, 2, 8, 4, 4, 2)     // 16 x 64
-VOX_ROW_TILES(32, 2, 16, 4, 4, 1)    // 32 x 64
 #undef VOX_ROW_TILES
 
 }  // namespace VOX_ISA
 }  // namespace vox
 
-#define VOX_STEP_ROW_TILES(suffix, F, name, at_once)                                                                \
-  VOX_KERNEL_AT_ONCE(at_once, vox_step_tiles_##suffix##_##name)(                                                   \
+#define VOX_STEP_ROWS(suffix, name, at_once, memory, call)                                                          \
+  VOX_KERNEL_AT_ONCE(at_once, vox_step_tiles_##suffix##_##name)(                                                    \
       VOX_IN(float, x, 0), VOX_IN(Piece, w0, 1), VOX_IN(Piece, w1, 2), VOX_IN(Piece, w2, 3),                        \
       VOX_IN(float, residual, 4), VOX_OUT(float, out0, 5), VOX_OUT(float, out1, 6), VOX_OUT(float, out2, 7),        \
       VOX_OUT(int32_t, faults0, 8), VOX_OUT(int32_t, faults1, 9), VOX_OUT(int32_t, faults2, 10),                    \
       VOX_ARGS(TileArgs, 11)) {                                                                                     \
-    VOX_SHARED Quad shared[kRowTiles##name];                                                                        \
+    memory;                                                                                                         \
     const RowTileIn in = {x, w0, w1, w2, residual, out0, out1, out2, faults0, faults1, faults2};                    \
-    RowTiles##name<F>::run(in, args, (float*)(Quad*)shared);                                                        \
+    call(in, args, (float*)(Quad*)shared);                                                                          \
   }
-#define VOX_STEP_ROW_TILES_OF(suffix, F)    \
-  VOX_STEP_ROW_TILES(suffix, F, 8, 4)       \
-  VOX_STEP_ROW_TILES(suffix, F, 16, 3)      \
-  VOX_STEP_ROW_TILES(suffix, F, 32, 2)
-VOX_STEP_ROW_TILES_OF(f16, PackedF16)
-VOX_STEP_ROW_TILES_OF(bf16, PackedBf16)
-#undef VOX_STEP_ROW_TILES_OF
-#undef VOX_STEP_ROW_TILES
+#define VOX_STEP_FEW_ROWS(suffix, F, name, at_once)                                                                 \
+  VOX_STEP_ROWS(suffix, name, at_once, VOX_SHARED Quad shared[kRowTiles##name], RowTiles##name<F>::run)
+#define VOX_STEP_MANY_ROWS(suffix, F, name, at_once)                                                                \
+  VOX_ASKS(vox_step_tiles_##suffix##_##name, kProduct##name)                                                        \
+  VOX_STEP_ROWS(suffix, name, at_once, VOX_ASKED(kProduct##name, shared),                                           \
+                (row_product<F, Product##name>))
+#define VOX_STEP_ROWS_OF(suffix, F)        \
+  VOX_STEP_FEW_ROWS(suffix, F, 8, 4)       \
+  VOX_STEP_MANY_ROWS(suffix, F, Low, 4)    \
+  VOX_STEP_MANY_ROWS(suffix, F, High, 2)   \
+  VOX_STEP_MANY_ROWS(suffix, F, Most, 2)
+VOX_STEP_ROWS_OF(f16, PackedF16)
+VOX_STEP_ROWS_OF(bf16, PackedBf16)
+#undef VOX_STEP_ROWS_OF
+#undef VOX_STEP_MANY_ROWS
+#undef VOX_STEP_FEW_ROWS
+#undef VOX_STEP_ROWS
