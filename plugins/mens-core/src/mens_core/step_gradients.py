@@ -38,12 +38,14 @@ def sum_gradients(
     first: int = 0,
     micro_batch_size: int | None,
     dropout: Dropout | None,
+    remember_bytes: int = 0,
 ) -> Generator[None, None, Gradients]:
     """Return losses and gradients, yielding on the way.
 
     Args:
         keys: of the adapter's parameters.
         first: number of the first of these examples in the step.
+        remember_bytes: as in `differentiate`.
 
     Raises:
         BackendError: `non-finite`, naming operator and example.
@@ -66,5 +68,7 @@ def sum_gradients(
             first + together.start,
             logit_rows=ops.logit_rows_at_once,
         )
-        losses.extend((yield from differentiate(model, ops, micro, dropout, take)))
+        losses.extend(
+            (yield from differentiate(model, ops, micro, dropout, take, remember_bytes=remember_bytes))
+        )
     return Gradients(losses, trees)

@@ -115,6 +115,8 @@ class TrainingOps(AdapterOps):
     """Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
     logit_rows_at_once: int = 128
     """Rows whose logits are made together: whole chunks of 128."""
+    layers_between_looks: int = 1
+    """Layers that run before a micro-batch asks for faults again, which may have to wait for a device."""
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """What one operator takes beside its results, at most; a lane that takes some says how much.

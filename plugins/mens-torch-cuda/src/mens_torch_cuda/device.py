@@ -6,7 +6,7 @@ Everything goes onto torch's current stream in the order of the calls; only `get
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,13 @@ class CudaDevice:
         if self._is_capturing:
             raise UnrecordableError("a copy to the host")
         return buffer.cpu().numpy().view(dtype).reshape(shape)
+
+    def are_zero(self, parts: Sequence[tuple[torch.Tensor, int]]) -> bool:
+        """Whether the first so many int32 of each buffer are zero: the GPU looks, and one byte comes."""
+        if self._is_capturing:
+            raise UnrecordableError("a copy to the host")
+        found = [buffer.narrow(0, 0, 4 * count).any() for buffer, count in parts]
+        return not found or not bool(torch.stack(found).any())
 
     def launch(self, launch: Launch) -> None:
         """Queue a kernel."""

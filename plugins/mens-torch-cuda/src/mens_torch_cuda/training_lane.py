@@ -10,7 +10,7 @@ from mens_core.grid_ops import TALL, GridKvCache, GridTensor
 from mens_core.grid_training_ops import GridTrainingOps
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
-from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints
+from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault, Ints
 from mens_core.training_ops import AttentionSaved
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.packed import PackedMatrix
@@ -49,6 +49,7 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
 
     rows_at_once = 4096
     logit_rows_at_once = 1024
+    layers_between_looks = 8
 
     def __init__(self, device: Device, serving: CudaOps) -> None:
         """Take over the weights and rotary tables of a lane on the same device."""
@@ -66,6 +67,15 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
             )
         attention = pairs + 4 * rows * (2 * kv_heads * head_dim + widest // head_dim)
         return max(attention, self._piece_bytes(widest))
+
+    def take_faults(self) -> list[Fault]:
+        """Return what was not finite since the last call; flags come to the host where there is one."""
+        are_zero = getattr(self._device, "are_zero", None)
+        if self._nodes is not None or are_zero is None or not are_zero(self._watched.parts()):
+            return super().take_faults()
+        self._uploaded.clear()
+        self._watched.forget()
+        return []
 
     # --- products --------------------------------------------------------------------------------
 
