@@ -8,15 +8,15 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.test_trainer import SMALL, Faulty, a_trainer, steps
+from core.test_trainer import LENGTHS, SMALL, Faulty, a_trainer, steps
 from core.test_training import a_backend
 from lanes import every_lane
 from lanes.numpy_training import RowTrainingLane
 from lanes.tiny_models import open_model, write_model
-from lanes.training import ALL_TARGETS, LAYER_TARGETS, a_config, finish, random_adapter, some_examples
+from lanes.training import ALL_TARGETS, LAYER_TARGETS, a_config, finish, random_adapter, read, some_examples
 from mens_core.adapters.apply import make_loras, to_lane
 from mens_core.differentiate import differentiate
 from mens_core.micro_batches import Example, pack
@@ -37,14 +37,14 @@ def model_dir(request, tmp_path_factory):
     return write_model(tmp_path_factory.mktemp(request.param), SMALL[request.param], seed=3)
 
 
-def parts_of(model_dir):
+def parts_of(model_dir, longest=ROWS):
     model = open_model(model_dir, RowTrainingLane()).model
     loras = make_loras(
         model.ops,
         Trainer.plan_for(model, a_config(ALL_TARGETS)),
         to_lane(model.ops, random_adapter(Trainer.plan_for(model, a_config(ALL_TARGETS)).shapes)),
     )
-    return [layer.parts for layer in model.adapted(loras).layers]
+    return [layer.parts(longest) for layer in model.adapted(loras).layers]
 
 
 @pytest.mark.parametrize("lane_name", ["mens-cpu-ref", "mens-cpu-ref:reference"])
@@ -111,19 +111,24 @@ def test_what_is_remembered_is_made_once(model_dir):
 
 
 def test_some_parts_are_made_once_and_others_twice(model_dir):
-    parts = parts_of(model_dir)
-    first = sum(part_bytes(of_layer[0], ROWS + 19) for of_layer in parts)
-    made = made_by(model_dir, first)
-    assert [made[f"layers.{i}.self_attn.attention"] for i in range(2)] == [1, 1]
-    assert [made[f"layers.{i}.self_attn.q_proj"] for i in range(2)] == [2, 2]
+    rows = [example.rows for example in read(some_examples(LENGTHS, seed=1))]
+    parts = parts_of(model_dir, max(rows))
+    _, most = choose_parts(parts, sum(rows), ALL)
+    names, _ = choose_parts(parts, sum(rows), most // 2)
+    made = made_by(model_dir, most // 2)
+    once = frozenset().union(*names)
+    twice = frozenset().union(*(part.names for of_layer in parts for part in of_layer)) - once
+    assert {made[name] for name in once} == {1}
+    assert {made[name] for name in twice} == {2}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 50), max_size=4), max_size=6), st.integers(0, 3), st.integers(0, 5000)
 )
-def test_what_is_chosen_fits_and_the_first_parts_come_first(widths, rows, room):
+def test_what_is_chosen_fits_and_the_longest_sums_come_first(widths, rows, room):
     layers = [
-        [Part(frozenset((f"{i}.{j}",)), floats) for j, floats in enumerate(of_layer)]
+        [Part(frozenset((f"{i}.{j}",)), floats, 100 - j) for j, floats in enumerate(of_layer)]
         for i, of_layer in enumerate(widths)
     ]
     names, taken = choose_parts(layers, rows, room)
@@ -180,7 +185,7 @@ def test_what_is_held_is_what_was_chosen(model_dir, monkeypatch):
         finish(
             differentiate(adapted, ops, micro, Dropout(0.5, 0, 0), lambda key, g: None, remember_bytes=room)
         )
-        _, taken = choose_parts([layer.parts for layer in adapted.layers], ROWS, room)
+        _, taken = choose_parts([layer.parts(ROWS) for layer in adapted.layers], ROWS, room)
         assert sum(held) == taken
         most.append((taken, meter.most))
     (_, without), *others = most

@@ -58,9 +58,9 @@ def differentiate(
     cache = _new_cache(model, ops, micro)
     hidden = model.head.embed(_a_pass(ops, micro, cache, dropout))
     inputs: list[tuple[Tensor, Remembered]] = []
-    names, _ = choose_parts(
-        [layer.parts for layer in model.layers], len(micro.batch.positions), remember_bytes
-    )
+    longest = int(np.diff(micro.rows.starts).max())
+    parts = [layer.parts(longest) for layer in model.layers]
+    names, _ = choose_parts(parts, len(micro.batch.positions), remember_bytes)
     for number, (layer, wanted) in enumerate(zip(model.layers, names, strict=True), 1):
         remembered = Remembered(wanted)
         inputs.append((hidden, remembered))

@@ -26,6 +26,7 @@ from mens_core.models.passes import Dropout
 from mens_core.models.remembered import choose_parts
 from mens_core.peers.ranks import in_parts
 from mens_core.sized_ops import Kind, Meter, Sized, SizedOps
+from mens_core.step_gradients import push_all
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams
@@ -168,7 +169,7 @@ def _worth_remembering(asked: _Asked, total: int, least: _Moment, beside: Sequen
     whole = _WHOLE_LOGITS * 4 * asked.rows * asked.model.config.vocab_size
     in_pass = least.get("activations", 0) + least.get("logits", 0)
     adapted, _ = _adapted(Meter(), asked.model, asked.lane, asked.adapter)
-    parts = [layer.parts for layer in adapted.layers]
+    parts = [layer.parts(asked.example.rows) for layer in adapted.layers]
     _, taken = choose_parts(parts, asked.rows, min(free + unused, whole - in_pass))
     return taken
 
@@ -220,8 +221,7 @@ def _micro_batch(asked: _Asked, remember: int) -> _Moment:
         trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name="example.sum"), held)
 
     def take(parameter: str, gradients: list[Sized]) -> None:
-        for gradient in gradients:
-            trees[parameter_key(parameter)].push(gradient)
+        push_all(trees[parameter_key(parameter)], ops, gradients, name="example.sum")
 
     micro = pack([example] * together, 0, logit_rows=lane.logit_rows_at_once)
     rate = adapter.dropout

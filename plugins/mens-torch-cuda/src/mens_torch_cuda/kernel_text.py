@@ -10,7 +10,7 @@ __all__ = ["cuda_source"]
 
 _OURS = (
     *("packed.h", "super.h", "step.h", "attend.h", "rows.h", "tiles.h", "row_tiles.h", "attend_rows.h"),
-    *("broad.h", "heads.h", "pairs.h", "thin.h"),
+    *("broad.h", "heads.h", "pairs.h", "thin.h", "sums.h"),
 )
 """In this order, behind the grid kernels."""
 

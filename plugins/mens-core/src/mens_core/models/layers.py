@@ -128,13 +128,18 @@ class Attention:
             o_proj=adapted(self.o_proj, loras),
         )
 
-    @property
-    def parts(self) -> tuple[Part, Part, Part]:
-        """What may be remembered of a forward: what attention makes, its output's product, its inputs'."""
+    def parts(self, longest: int) -> tuple[Part, Part, Part]:
+        """What may be remembered of a forward: what attention makes, its output's product, its inputs'.
+
+        Args:
+            longest: rows of the longest sequence.
+        """
         # The output [N, H * C], and m and l [N, H] of each row and head.
         mixed = self.spec.heads * (self.spec.head_dim + 2)
+        # Each is a sum over half of the keys of as many sums again, in twice the time of a product's terms.
+        terms = 2 * min(longest, self.spec.window or longest)
         return (
-            Part(frozenset((self.names["attention"],)), mixed),
+            Part(frozenset((self.names["attention"],)), mixed, terms),
             part_of(self.o_proj),
             part_of(self.q_proj, self.k_proj, self.v_proj),
         )

@@ -61,9 +61,8 @@ class Layer(Protocol):
         """Return the same layer with these updates, and no others."""
         ...
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """What `again` takes over where a pass remembers it, the most worth for its bytes first."""
+    def parts(self, longest: int) -> tuple[Part, ...]:
+        """What `again` takes over where a pass remembers it, in sequences of up to `longest` rows."""
         ...
 
     @property

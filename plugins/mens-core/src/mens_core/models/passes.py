@@ -207,8 +207,7 @@ class TrainingPass(ForwardPass):
         u = self._reduced(linear, lora, x)
         if lora.is_zero:
             return y
-        v = ops.linear(u, lora.b, name=f"{name}.lora_B")
-        return ops.add_scaled(y, v, lora.scale, name=f"{name}.adapted")
+        return ops.add_product(y, u, lora.b, lora.scale, product=f"{name}.lora_B", name=f"{name}.adapted")
 
     def _reduced(self, linear: Linear, lora: Lora, x: Tensor) -> Tensor:
         """x A^T with what is dropped of x, kept for the backward."""
@@ -243,9 +242,11 @@ class TrainingPass(ForwardPass):
         du = ops.linear_backward(dv, lora.b, name=f"{name}.lora_A.backward")
         self._give(f"{name}.lora_A", ops.example_products(du, x, starts, name=f"{name}.lora_A.gradient"))
         self._give(f"{name}.lora_B", ops.example_products(dv, u, starts, name=f"{name}.lora_B.gradient"))
-        update = ops.linear_backward(du, lora.a, name=f"{name}.dropout.backward")
-        update = self._dropped(update, linear, f"{name}.dropout.backward")
-        return ops.add(dx, update, name=f"{name}.adapted.backward")
+        product, adapted = f"{name}.dropout.backward", f"{name}.adapted.backward"
+        if self._dropout is None:
+            return ops.add_product_backward(dx, du, lora.a, product=product, name=adapted)
+        update = ops.linear_backward(du, lora.a, name=product)
+        return ops.add(dx, self._dropped(update, linear, product), name=adapted)
 
     def linears_backward(self, linears: Sequence[Linear], dys: Sequence[Tensor]) -> Tensor:
         """Gradient of the input that several layers share, summed in their order."""

@@ -67,10 +67,9 @@ class Layer:
         """Return the same layer with these updates, and no others."""
         return replace(self, attention=self.attention.adapted(loras), mlp=self.mlp.adapted(loras))
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """What `again` takes over where it was remembered, the most worth for its bytes first."""
-        mixed, projected, entering = self.attention.parts
+    def parts(self, longest: int) -> tuple[Part, ...]:
+        """What `again` takes over where it was remembered, in sequences of up to `longest` rows."""
+        mixed, projected, entering = self.attention.parts(longest)
         opened, _ = self.mlp.parts
         return mixed, projected, opened, entering
 

@@ -25,6 +25,8 @@ class Part:
     """Of the operators that make them."""
     floats: int
     """Of each row."""
+    terms: int
+    """Of the sum that each of them is, or as many as take as long: what it is worth for its bytes."""
 
 
 class Remembered:
@@ -52,9 +54,9 @@ class Remembered:
 
 
 def part_of(*linears: Linear) -> Part:
-    """Outputs of linear layers, and the thin ones of their updates."""
+    """Outputs of linear layers with one number of inputs, and the thin ones of their updates."""
     floats = sum(linear.shape[0] + (linear.lora.rank if linear.lora else 0) for linear in linears)
-    return Part(frozenset(linear.name for linear in linears), floats)
+    return Part(frozenset(linear.name for linear in linears), floats, linears[0].shape[1])
 
 
 def part_bytes(part: Part, rows: int) -> int:
@@ -68,14 +70,14 @@ def choose_parts(
     """Return what each layer remembers of `rows` rows, and the bytes of all of it: `room_bytes` at most.
 
     Args:
-        layers: the parts of each layer, those first that are worth most for their bytes.
+        layers: the parts of each layer; those come first that are worth most for their bytes.
     """
     names: list[frozenset[str]] = [frozenset()] * len(layers)
     taken = 0
-    for number in range(max(map(len, layers), default=0)):
-        # The last layers first: their backward comes first, and theirs are let go first.
-        for index, parts in reversed(list(enumerate(layers))):
-            if number < len(parts) and taken + part_bytes(parts[number], rows) <= room_bytes:
-                taken += part_bytes(parts[number], rows)
-                names[index] |= parts[number].names
+    # The last layers first: their backward comes first, and theirs are let go first.
+    every = [(index, part) for index, parts in reversed(list(enumerate(layers))) for part in parts]
+    for index, part in sorted(every, key=lambda one: -one[1].terms):
+        if taken + part_bytes(part, rows) <= room_bytes:
+            taken += part_bytes(part, rows)
+            names[index] |= part.names
     return names, taken
