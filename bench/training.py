@@ -1,7 +1,7 @@
 """Training on the CPU lane beside `peft` on the same machine, in paired rounds.
 
     python bench/training.py --model MODEL_DIR [--peft-python PYTHON] [--rounds 3] [--examples 1]
-        [--tokens 256] [--steps 2] [--out FILE]
+        [--tokens 256] [--steps 2] [--least] [--out FILE]
 
 Rank 8 on all linear layers, every token learned. Each round runs every side once, in turn, each in
 a process of its own; ratios are taken within a round and their medians reported, and CPU seconds
@@ -28,15 +28,21 @@ import json, sys, time, resource
 from pathlib import Path
 from mens_cpu_ref.plugin import backend
 from vox_plugin_api import messages as m, train_messages as t
-path, threads, examples, tokens, steps = sys.argv[1], *map(int, sys.argv[2:6])
+path, threads, examples, tokens, steps, least = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
 lane = backend()
 for _ in lane.load_model(m.LoadModelParams(model_dir=path, model_digest="0" * 64, threads=threads)):
     pass
 targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 adapter = t.AdapterConfig(rank=8, alpha=16.0, targets=targets)
-(told,) = lane.train_plan(t.TrainPlanParams(adapter=adapter, longest_example=tokens, examples=examples))
+room = None if least == "least" else 1 << 40
+asked = t.TrainPlanParams(adapter=adapter, longest_example=tokens, examples=examples, memory_bytes=room)
+(told,) = lane.train_plan(asked)
 Path("/proc/self/clear_refs").write_text("5")
-begin = t.TrainBeginParams(adapter=adapter, optimizer=t.OptimizerConfig(learning_rate=2e-4))
+begin = t.TrainBeginParams(
+    adapter=adapter,
+    optimizer=t.OptimizerConfig(learning_rate=2e-4),
+    remember_bytes=told.observation["remember_bytes"],
+)
 for _ in lane.train_begin(begin):
     pass
 data = [t.TrainExample(token_ids=[(5 * i + 7 * e) % 20000 + 100 for i in range(tokens)],
@@ -132,13 +138,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2, help="measured, behind one that isn't")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--least", action="store_true", help="remember nothing: the least memory")
     options = parser.parse_args()
     shape = (options.model, options.threads, options.examples, options.tokens, options.steps)
     rounds: list[dict[str, Numbers | None]] = []
     for number in range(options.rounds):
         rounds.append(
             {
-                "vox": run_side(options.vox_python, VOX, *shape),
+                "vox": run_side(options.vox_python, VOX, *shape, "least" if options.least else "free"),
                 "peft f32": run_side(options.peft_python, PEFT, *shape, "float32"),
                 "peft bf16": run_side(options.peft_python, PEFT, *shape, "bfloat16"),
             }

@@ -1,15 +1,15 @@
 """The adapter that 100 steps of 8 x 32 tokens give, as a digest: one for every lane, cut and count of GPUs.
 
     python bench/training_digest.py --model MODEL_DIR [--plugin mens_cpu_ref] [--steps 100] \\
-        [--micro-batch 1,2,4,8] [--threads 1,2] [--devices 1,2] [--out FILE]
+        [--micro-batch 1,2,4,8] [--threads 1,2] [--devices 1,2] [--remember-mib 0,4096] [--out FILE]
     torchrun --nproc-per-node 2 bench/training_digest.py --model MODEL_DIR --plugin mens_torch_cuda \\
         --devices 2
 
 Runs a plugin's backend in this process (its packages must be importable), once for each micro-batch
-size, thread count and number of devices, and prints a line of JSON for each; ends with status 1 where
-two digests differ, or where one isn't that of `--expect FILE`. The other devices' processes are started
-by the backend, or are those of torchrun. Everything that decides bits is in here: tokens
-are words of SHA-256, rank 8 on all linear layers, dropout, clipping, a cosine schedule.
+size, thread count, number of devices and MiB for what isn't made twice, and prints a line of JSON for
+each; ends with status 1 where two digests differ, or where one isn't that of `--expect FILE`. The other
+devices' processes are started by the backend, or are those of torchrun. Everything that decides bits is
+in here: tokens are words of SHA-256, rank 8 on all linear layers, dropout, clipping, a cosine schedule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def examples_of(step: int, vocab_size: int) -> list[t.TrainExample]:
     return made
 
 
-def new_run(micro_batch: int, devices: int) -> t.TrainBeginParams:
+def new_run(micro_batch: int, devices: int, remember_mib: int) -> t.TrainBeginParams:
     """Return the run's configuration."""
     return t.TrainBeginParams(
         adapter=t.AdapterConfig(rank=8, alpha=16.0, targets=TARGETS, dropout=0.05),
@@ -57,18 +57,25 @@ def new_run(micro_batch: int, devices: int) -> t.TrainBeginParams:
         seed=7,
         micro_batch_size=micro_batch,
         devices=devices,
+        remember_bytes=remember_mib << 20,
     )
 
 
 def train(
-    backend: Backend, model: Path, steps: int, micro_batch: int, threads: int, devices: int
+    backend: Backend,
+    model: Path,
+    steps: int,
+    micro_batch: int,
+    threads: int,
+    devices: int,
+    remember_mib: int,
 ) -> dict[str, object]:
     """Load, train, unload; return what came out."""
     vocab_size = parse_config(read_json_object(model / "config.json")).vocab_size
     load = m.LoadModelParams(model_dir=str(model), model_digest="0" * 64, threads=threads)
     for _ in backend.load_model(load):
         pass
-    for _ in backend.train_begin(new_run(micro_batch, devices)):
+    for _ in backend.train_begin(new_run(micro_batch, devices, remember_mib)):
         pass
     began = time.perf_counter()
     outcomes: list[t.TrainStepResult] = []
@@ -88,6 +95,7 @@ def train(
         "micro_batch": micro_batch,
         "threads": threads,
         "devices": devices,
+        "remember_mib": remember_mib,
         "adapter_digest": outcomes[-1].adapter_digest,
         "steps_digest": bits.hexdigest(),
         "first_loss": m.f32_bits(outcomes[0].loss),
@@ -104,6 +112,7 @@ def main() -> int:
     parser.add_argument("--micro-batch", default="1,2,4,8")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--devices", default="1")
+    parser.add_argument("--remember-mib", default="0")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     parser.add_argument("--expect", type=Path, help="lines of an earlier run: digests must be equal")
     options = parser.parse_args()
@@ -119,11 +128,13 @@ def main() -> int:
     found = {
         (line["adapter_digest"], line["steps_digest"]) for line in expected if line["steps"] == options.steps
     }
-    asked = (options.threads, options.micro_batch, options.devices)
-    for threads, micro_batch, devices in itertools.product(*(map(int, text.split(",")) for text in asked)):
+    asked = (options.threads, options.micro_batch, options.devices, options.remember_mib)
+    for threads, micro_batch, devices, remember_mib in itertools.product(
+        *(map(int, text.split(",")) for text in asked)
+    ):
         made = {
             "plugin": options.plugin,
-            **train(backend, options.model, options.steps, micro_batch, threads, devices),
+            **train(backend, options.model, options.steps, micro_batch, threads, devices, remember_mib),
         }
         found.add((made["adapter_digest"], made["steps_digest"]))
         print(json.dumps(made), flush=True)

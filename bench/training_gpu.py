@@ -1,13 +1,14 @@
 """Training on the CUDA lane beside `peft` on the same GPU, in one run.
 
     python bench/training_gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--peft] [--layers N] [--steps 2]
-        [--rounds 2] [--profile] [--out FILE]
+        [--rounds 2] [--profile] [--least] [--out FILE]
 
 Rank 8 on all linear layers, 4 examples of 1,024 tokens, every token learned. Models of Qwen3's shapes with
 weights drawn by Philox; peft's side has the same shape in bf16 with random weights, transformers' own
 attention kernels and checkpointing. Sides take turns, `--rounds` times; a side's figure is its median. Memory
-is what torch allocated at most. `--profile` prints where one step's time goes, by kernel. Exit status 0 where
-there is no GPU; it says so.
+is what torch allocated at most; ours stands beside what was planned, with what is free on the GPU at first
+to plan with, or nothing beyond the least (`--least`). `--profile` prints where one step's time goes, by
+kernel. Exit status 0 where there is no GPU; it says so.
 """
 
 from __future__ import annotations
@@ -37,11 +38,17 @@ from gpu.drawn_model import QWEN3_8B, drawn_model, repeated_on_gpu  # noqa: E402
 from gpu.shape_model import QWEN3_06B  # noqa: E402
 from mens_core.micro_batches import Example  # noqa: E402
 from mens_core.trainer import Trainer, TrainerConfig  # noqa: E402
+from mens_core.training_plan import plan_step  # noqa: E402
 from mens_torch_cuda.gpu import find_gpu  # noqa: E402
-from mens_torch_cuda.start import Started, start  # noqa: E402
+from mens_torch_cuda.start import Started, free_memory, start  # noqa: E402
 from mens_torch_cuda.training_lane import CudaTrainingOps  # noqa: E402
 from vox_plugin_api.backend import BackendError  # noqa: E402
-from vox_plugin_api.train_messages import AdapterConfig, OptimizerConfig, Schedule  # noqa: E402
+from vox_plugin_api.train_messages import (  # noqa: E402
+    AdapterConfig,
+    OptimizerConfig,
+    Schedule,
+    TrainPlanParams,
+)
 
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {"0.6b": (QWEN3_06B, 28), "8b": (QWEN3_8B, 36)}
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -51,6 +58,8 @@ _SHOWN = 24
 
 Step = Callable[[], Any]
 Numbers = dict[str, float]
+Made = tuple[Step, Numbers]
+"""A step, and what is known of its side without running it."""
 
 
 def drawn_tokens(vocabulary: int) -> list[list[int]]:
@@ -59,8 +68,11 @@ def drawn_tokens(vocabulary: int) -> list[list[int]]:
     return [[int(t) for t in rng.integers(0, vocabulary, TOKENS + 1)] for _ in range(EXAMPLES)]
 
 
-def vox_step(started: Started, shape: dict[str, Any], weight_format: str, layers: int) -> Step:
-    """Ours: a whole optimizer step."""
+def vox_step(
+    started: Started, shape: dict[str, Any], weight_format: str, layers: int, *, is_least: bool
+) -> Made:
+    """Ours: a whole optimizer step, as `vox-host train` plans it."""
+    free, _ = free_memory()
     ops = CudaTrainingOps(started.device, started.lane())
     model = drawn_model(ops, shape, weight_format, layers=layers, on_device=repeated_on_gpu)
     config = TrainerConfig(
@@ -69,7 +81,21 @@ def vox_step(started: Started, shape: dict[str, Any], weight_format: str, layers
         schedule=Schedule(),
         seed=7,
     )
-    trainer = Trainer(model, ops, config)
+    table = model.head.embedding
+    shapes = {id(of.weight): of.shape for of in (table, *model.linears.values())}
+    memory = plan_step(
+        TrainPlanParams(
+            adapter=config.adapter,
+            longest_example=TOKENS + 1,
+            examples=EXAMPLES,
+            memory_bytes=None if is_least else free,
+        ),
+        model,
+        ops,
+        parameters=sum(rows * columns for rows, columns in shapes.values()),
+        process_bytes=None,
+    ).memory
+    trainer = Trainer(model, ops, config, remember_bytes=memory.remember_bytes)
     examples = [
         Example(tuple(tokens), tuple(range(1, TOKENS + 1))) for tokens in drawn_tokens(shape["vocab_size"])
     ]
@@ -82,10 +108,10 @@ def vox_step(started: Started, shape: dict[str, Any], weight_format: str, layers
             except StopIteration as stop:
                 return stop.value
 
-    return step
+    return step, {"planned_gib": memory.total / 2**30, "remembered_gib": memory.remember_bytes / 2**30}
 
 
-def peft_step(shape: dict[str, Any], layers: int) -> Step:
+def peft_step(shape: dict[str, Any], layers: int) -> Made:
     """Theirs, of the same shape: bf16, checkpointing, AdamW."""
     import torch
     import transformers
@@ -111,7 +137,7 @@ def peft_step(shape: dict[str, Any], layers: int) -> Step:
         optimizer.zero_grad()
         return loss.item()
 
-    return step
+    return step, {}
 
 
 def seconds_of(step: Step, steps: int) -> float:
@@ -125,14 +151,14 @@ def seconds_of(step: Step, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def measure(make: Callable[[], Step], steps: int, profile: bool) -> Numbers:
+def measure(make: Callable[[], Made], steps: int, profile: bool) -> Numbers:
     """A side by itself: made, warmed up by one step, measured, gone."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    step = make()
+    step, known = make()
     first = seconds_of(step, 1)
     seconds = seconds_of(step, steps)
     if profile:
@@ -142,6 +168,7 @@ def measure(make: Callable[[], Step], steps: int, profile: bool) -> Numbers:
         "step_s": seconds,
         "first_step_s": first,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        **known,
     }
 
 
@@ -178,8 +205,9 @@ def medians_of(found: Mapping[str, Sequence[Numbers]]) -> dict[str, Numbers]:
 def measure_shape(given: argparse.Namespace, started: Started, name: str) -> dict[str, Any]:
     """Every side of one shape, in turn."""
     shape, layers = SHAPES[name][0], given.layers or SHAPES[name][1]
-    sides: dict[str, Callable[[], Step]] = {
-        f"vox {kind}": partial(vox_step, started, shape, kind, layers) for kind in given.formats
+    sides: dict[str, Callable[[], Made]] = {
+        f"vox {kind}": partial(vox_step, started, shape, kind, layers, is_least=given.least)
+        for kind in given.formats
     }
     if given.peft:
         sides[PEFT] = partial(peft_step, shape, layers)
@@ -201,6 +229,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="measured, behind one that isn't")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--least", action="store_true", help="remember nothing: the least memory")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     try:

@@ -41,7 +41,7 @@ def model_dir(request, tmp_path_factory):
 
 
 def plan(
-    model_dir, *, adapter=ADAPTER, longest=9, examples=4, micro=None, process=None, devices=1
+    model_dir, *, adapter=ADAPTER, longest=9, examples=4, micro=None, process=None, devices=1, memory=None
 ) -> t.TrainMemory:
     ops = RowTrainingLane()
     params = t.TrainPlanParams(
@@ -50,6 +50,7 @@ def plan(
         examples=examples,
         micro_batch_size=micro,
         devices=devices,
+        memory_bytes=memory,
     )
     loaded = open_model(model_dir, ops)
     return plan_step(
@@ -190,6 +191,45 @@ def test_more_at_once_takes_more(model_dir):
     assert many.kinds["gradients"] > 8 * few.kinds["gradients"]
 
 
+def a_model_of(vocabulary, folder):
+    return write_model(folder, BY_FAMILY["qwen3"] | {"num_hidden_layers": 2, "vocab_size": vocabulary})
+
+
+def test_what_is_free_goes_to_what_would_be_made_twice_and_the_total_stays_within(tmp_path):
+    path = a_model_of(4096, tmp_path)
+
+    def planned(memory):
+        return plan(path, longest=300, examples=1, micro=1, memory=memory)
+
+    least = planned(None)
+    assert least.remember_bytes == 0
+    assert "remembered" not in least.kinds
+    assert planned(least.total) == least
+    rooms = [least.total + (1 << i) for i in range(14, 24)]
+    found = [planned(room) for room in rooms]
+    for memory, before in zip(found[1:], found, strict=False):
+        assert memory.remember_bytes >= before.remember_bytes
+    for memory, room in zip(found, rooms, strict=True):
+        assert memory.kinds.get("remembered", 0) == memory.remember_bytes
+        assert memory.total == sum(memory.kinds.values()) <= room
+        # What is remembered is all that comes on top, with its share of the reserve.
+        assert memory.total == least.total + memory.remember_bytes * 17 // 16
+    for remembered in {memory.remember_bytes for memory in found}:
+        assert planned(least.total + remembered + 1).total <= least.total + remembered + 1
+    assert len({memory.remember_bytes for memory in found}) > 3
+
+
+def test_a_pass_grows_to_three_times_its_whole_logits_at_most(tmp_path):
+    """With a tiny vocabulary it remembers nothing; with some, a part; with a large one, all."""
+    remembered = []
+    for vocabulary in (97, 512, 4096):
+        memory = plan(a_model_of(vocabulary, tmp_path / str(vocabulary)), longest=300, memory=1 << 40)
+        held = memory.kinds["activations"] + memory.kinds["logits"] + memory.remember_bytes
+        assert held <= 3 * 4 * 299 * vocabulary or memory.remember_bytes == 0
+        remembered.append(memory.remember_bytes)
+    assert 0 == remembered[0] < remembered[1] < remembered[2]
+
+
 @pytest.mark.parametrize("together", [1, 2, 3, 4, 8])
 def test_a_tree_never_holds_more_sums_than_were_counted(together):
     from mens_core.training_plan import _most_partial_sums
@@ -258,7 +298,12 @@ config = parse_config(read_json_object(path / "config.json"))
 ops = CpuTrainingOps(load_library())
 loaded = load_all(config, Checkpoint.open(path), ops)
 adapter = t.AdapterConfig(rank=int(sys.argv[4]), alpha=16.0, targets=sys.argv[3].split(","))
-told = answer_plan(t.TrainPlanParams(adapter=adapter, longest_example=tokens, examples=1), loaded, ops)
+asked = t.TrainPlanParams(
+    adapter=adapter, longest_example=tokens, examples=1, memory_bytes=int(sys.argv[6]) or None
+)
+told = answer_plan(asked, loaded, ops)
+remember = told.observation["remember_bytes"]
+assert bool(remember) == bool(asked.memory_bytes)
 # From here on the high-water mark is the training's.
 Path("/proc/self/clear_refs").write_text("5")
 peaks = {}
@@ -277,7 +322,9 @@ def mark(what):
     peaks[what] = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     Path("/proc/self/clear_refs").write_text("5")
 loaded_with = m.LoadModelParams(model_dir=str(path), model_digest="0" * 64)
-begin = t.TrainBeginParams(adapter=adapter, optimizer=t.OptimizerConfig(learning_rate=1e-3))
+begin = t.TrainBeginParams(
+    adapter=adapter, optimizer=t.OptimizerConfig(learning_rate=1e-3), remember_bytes=remember
+)
 example = t.TrainExample(token_ids=list(range(100, 100 + tokens)), loss_mask=[False] + [True] * (tokens - 1))
 for life in ("new", "resumed"):
     run = None  # A worker trains one adapter: a resumed life has no earlier run.
@@ -286,7 +333,7 @@ for life in ("new", "resumed"):
     finish(life + " step", run.step(t.TrainStepParams(examples=[example])))
     folder = sys.argv[5] + "/" + life
     finish(life + " save", run.save(t.TrainSaveParams(folder=folder)))
-    begin = t.TrainBeginParams(resume_dir=folder)
+    begin = t.TrainBeginParams(resume_dir=folder, remember_bytes=remember)
 # Rows of two slices of the head.
 finish("evaluation", run.evaluate(t.TrainEvaluateParams(examples=[example] * (160 // tokens))))
 print(json.dumps({"peaks": peaks, "total": told.observation["total"]}))
@@ -324,15 +371,17 @@ def demo_model(tmp_path_factory, request):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the high-water mark is read from /proc")
 @pytest.mark.parametrize(
-    ("rank", "tokens", "targets"),
-    [(8, 32, LAYER_TARGETS), (64, 8, LAYER_TARGETS), (16, 8, ("embed_tokens",))],
+    ("rank", "tokens", "targets", "memory"),
+    [(8, 32, LAYER_TARGETS, 1 << 40), (64, 8, LAYER_TARGETS, 0), (16, 8, ("embed_tokens",), 0)],
 )
-def test_the_estimate_is_above_the_measured_peak_and_near_it(tmp_path, demo_model, rank, tokens, targets):
+def test_the_estimate_is_above_the_measured_peak_and_near_it(
+    tmp_path, demo_model, rank, tokens, targets, memory
+):
     """On the demo model, over begin, step, save, resume and evaluation: below it, by a fifth of it at most.
 
     Logits are most of what the small adapter takes; its own tensors, all in a save, of the large one.
     """
-    arguments = (str(demo_model), str(tokens), ",".join(targets), str(rank), str(tmp_path))
+    arguments = (str(demo_model), str(tokens), ",".join(targets), str(rank), str(tmp_path), str(memory))
     found = json.loads(run_program(PROGRAM, *arguments))
     assert 0.8 * found["total"] <= max(found["peaks"].values()) <= found["total"], found
 

@@ -27,11 +27,13 @@ def device(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "mens_torch_cuda.device", raising=False)
     from mens_torch_cuda.device import CudaDevice
+    from mens_torch_cuda.parameters import Parameters
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60)
     made = CudaDevice.__new__(CudaDevice)
     made._is_capturing = False
+    made._parameters = Parameters()
     yield made
     sys.modules.pop("mens_torch_cuda.device", None)
 
@@ -97,3 +99,14 @@ def test_only_kernels_of_one_row_that_wait_themselves_start_early(device, kernel
     module.driver, module._early = Driver(), lambda *given: None
     device.launch(Launch(kernel, (), b"", (128, rows)))
     assert launched == [is_early]
+
+
+def test_a_part_of_a_part_is_read_and_looked_at_where_it_lies(device):
+    whole = torch.zeros(64, dtype=torch.uint8)
+    whole[40] = 7
+    part = device.part(device.part(whole, 32, 32), 8, 16)
+    assert device.get(part, "int32", (4,)).tolist() == [7, 0, 0, 0]
+    # As many int32 as are in use, of each buffer.
+    assert not device.are_zero([(torch.zeros(8, dtype=torch.uint8), 2), (whole, 11)])
+    assert device.are_zero([(whole, 10), (torch.zeros(8, dtype=torch.uint8), 2)])
+    assert device.are_zero([])

@@ -57,6 +57,19 @@ def _adapter(rows, columns, rank, ops):
     yield ops.to_host(ops.linear_backward(u, a, name="dx"))
     yield from ops.all_to_host([ops.copy(u), x, u])
     yield np.array(ops.sums_of_squares([x, u], ["x", "u"]))
+    yield np.array(ops.sums_of_squares(ops.copies([x, u, x]), ["x", "u", "x again"]))
+    yield ops.to_host(ops.add_product(x, u, b, 0.75, product="v", name="y"))
+    yield ops.to_host(ops.add_product_backward(x, u, a, product="dv", name="dx"))
+
+
+def _runs(starts, p, q, ops):
+    """Gradients of examples, and the sums of some neighbours."""
+    rows = starts[-1]
+    a, b = (put(ops, floats(11 + i, rows, width, span=1, binades=10)) for i, width in enumerate((p, q)))
+    made = ops.example_products(a, b, np.array(starts, np.int32), name="gradient")
+    for first, end in ((0, 1), (0, 2), (2, 4), (4, 8), (0, 8)):
+        yield ops.to_host(ops.sum_run(made[first:end], name="sum"))
+    yield ops.to_host(ops.sum_run([made[1], made[0]], name="sum"))
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +153,11 @@ CASES = {
         for format_ in ("bf16", "q8_0")
         for rows, outputs, columns in ((17, 132, 160), (70, 7, 64))
     },
-    **{f"adapter/{rank}": partial(_adapter, 40, 260, rank) for rank in (5, 8, 16)},
+    **{f"adapter/{rank}": partial(_adapter, 70, 260, rank) for rank in (5, 8, 12, 16, 20)},
+    "runs": partial(_runs, (0, 3, 4, 130, 130, 140, 141, 150, 153), 3, 20),
     **{
         f"products/{p}x{q}": partial(shapes.example_products, 3, (0, 257, 9, 128), p, q)
-        for p, q in ((8, 132), (260, 12), (3, 7))
+        for p, q in ((8, 132), (260, 12), (3, 7), (9, 4100), (8, 8200))
     },
     **{
         f"{name}/{heads}x{width}": partial(case, 9, 17, heads, width)

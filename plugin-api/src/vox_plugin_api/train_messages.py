@@ -72,6 +72,9 @@ class TrainPlanParams(Message):
     """As in `TrainBeginParams`."""
     devices: int = Field(default=1, ge=1)
     """As in `TrainBeginParams`."""
+    memory_bytes: int | None = Field(default=None, ge=0)
+    """What the worker may plan with, on each device: beyond what a run needs, some of it may go to what
+    would be computed twice otherwise. None: the least that a run needs. Changes memory and time, no bit."""
 
 
 class TrainPlanResult(Message):
@@ -90,6 +93,7 @@ class TrainMemory(Message):
     """Whose memory it is."""
     kinds: dict[str, int]
     """Bytes of weights, adapter, moments, gradients, activations, logits and workspace at that moment;
+    remembered: outputs of layers that are not computed twice;
     reserve: what allocators and libraries may take; on the host also process: what the worker holds
     already beside the weights."""
     total: int
@@ -97,6 +101,8 @@ class TrainMemory(Message):
     examples_at_once: int
     rows_at_once: int
     devices: int = 1
+    remember_bytes: int = 0
+    """What `train_begin` may be told as its own, for the total to be this one."""
 
 
 class TrainBeginParams(Message):
@@ -115,6 +121,9 @@ class TrainBeginParams(Message):
     devices: int = Field(default=1, ge=1)
     """Devices of one kind that share each step's examples; the worker starts a process for each but its own.
     Changes time, no bit."""
+    remember_bytes: int = Field(default=0, ge=0)
+    """What each device may hold of a micro-batch's layers, so that it is not computed twice. Changes
+    memory and time, no bit."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainBeginParams:

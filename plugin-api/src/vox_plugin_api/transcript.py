@@ -35,6 +35,7 @@ LOCAL_PARAMS = frozenset(
         "file",
         "folder",
         "micro_batch_size",
+        "remember_bytes",
     }
 )
 """Parameters that say where and with what, never what: `model_digest` names the model, `digest` a file."""

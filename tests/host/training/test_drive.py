@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import resource
@@ -125,6 +126,23 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bytes(fast_pa
         assert published_step(folder) <= stop_after
     assert run_to_end(a_job(folder, model), model).ended == "steps"
     assert results(folder) == results(whole)
+
+
+def test_a_run_begins_with_the_memory_that_was_planned(fast_path, model):
+    begun = []
+
+    class Told(InProcessTrainer):
+        async def begin(self, params):
+            begun.append(params)
+            return await super().begin(params)
+
+    for until in (2, 4):
+        watched = Watched()
+        stop = partial(reached, watched, until)
+        job = a_job(fast_path / "run", model, report=watched, should_stop=stop)
+        asyncio.run(drive_module.drive(dataclasses.replace(job, remember_bytes=123), Told(model)))
+    assert [params.remember_bytes for params in begun] == [123, 123]
+    assert begun[1].resume_dir is not None
 
 
 def test_a_stop_before_the_first_step_saves_nothing_and_the_run_begins_anew(fast_path, model, whole):

@@ -40,12 +40,14 @@ def test_the_shortest_run_has_a_schedule_that_the_wire_admits(steps):
 
 
 def test_a_resumed_run_gives_the_folder_and_nothing_that_it_holds():
-    begin = settled(micro_batch_size=2).begin(resume_dir="/a/folder")
+    begin = settled(micro_batch_size=2).begin(resume_dir="/a/folder", remember_bytes=77)
     assert begin.model_dump(exclude_none=True) == {
         "resume_dir": "/a/folder",
         "micro_batch_size": 2,
         "devices": 1,
+        "remember_bytes": 77,
     }
+    assert settled().begin(remember_bytes=5).remember_bytes == 5
 
 
 def test_targets_are_names_or_the_word_for_all():

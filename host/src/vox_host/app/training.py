@@ -29,7 +29,6 @@ from vox_host.training.checkpoints import Checkpoint
 from vox_host.training.data import order
 from vox_host.training.drive import Job, Outcome, Reporter, drive
 from vox_host.training.memory import check_room
-from vox_host.training.presets import Vendor
 from vox_host.training.record import (
     DataRecord,
     ModelRecord,
@@ -137,16 +136,22 @@ async def check_memory(
         VoxError: the worker refuses the adapter, or the number of devices.
     """
     options = prepared.options
-    plan = await opened.client.plan(
-        t.TrainPlanParams(
-            adapter=options.adapter,
-            longest_example=prepared.dataset.longest,
-            examples=options.batch_size,
-            micro_batch_size=options.micro_batch_size,
-            devices=devices,
-        )
+    vendor = vendor_of(prepared.chosen)
+    budget, source = memory_budget_of(settings, machine, vendor, devices=devices)
+    params = t.TrainPlanParams(
+        adapter=options.adapter,
+        longest_example=prepared.dataset.longest,
+        examples=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
+        devices=devices,
+        memory_bytes=budget,
     )
-    memory = plan.memory
+    memory = (await opened.client.plan(params)).memory
+    if memory.place == "host" and vendor != "cpu":
+        # Another memory than was looked at.
+        budget, source = memory_budget_of(settings, machine, "cpu", devices=devices)
+        params = params.model_copy(update={"memory_bytes": budget})
+        memory = (await opened.client.plan(params)).memory
     if memory.devices != devices:
         # A worker of an older version passes over what it doesn't know.
         raise UsageError(
@@ -155,8 +160,6 @@ async def check_memory(
             "asked for; nothing was trained",
             remedy="Leave --devices out, or update the plugin.",
         )
-    place: Vendor = "cpu" if memory.place == "host" else vendor_of(prepared.chosen)
-    budget, source = memory_budget_of(settings, machine, place, devices=devices)
     check_room(memory.kinds, memory.total, budget, source)
     return memory
 
@@ -240,10 +243,9 @@ async def run_training(
     opened: OpenTrainer,
     report: Reporter,
     should_stop: Callable[[], bool],
-    *,
-    devices: int = 1,
+    memory: t.TrainMemory,
 ) -> Outcome:
-    """Drive the run to its end, each step shared by so many devices; whoever calls holds it.
+    """Drive the run to its end as it was planned (`check_memory`); whoever calls holds it.
 
     Raises:
         VoxError: see `drive`.
@@ -261,7 +263,8 @@ async def run_training(
         publish=publisher.publish,
         report=report,
         should_stop=should_stop,
-        devices=devices,
+        devices=memory.devices,
+        remember_bytes=memory.remember_bytes,
     )
     return await drive(job, opened.client)
 

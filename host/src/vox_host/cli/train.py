@@ -283,9 +283,7 @@ async def _drive(
     report = LineReport(prepared.options.steps) if is_quiet else make_report(prepared.options.steps)
     try:
         with _stop_on_signal(report) as stop:
-            outcome = await run_training(
-                run, prepared, record, opened, report, stop.is_asked, devices=memory.devices
-            )
+            outcome = await run_training(run, prepared, record, opened, report, stop.is_asked, memory)
     finally:
         report.close()
     # A device's memory is not this process's to look into; the worker's own is.

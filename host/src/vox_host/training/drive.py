@@ -92,6 +92,8 @@ class Job:
     """Asked between two steps; True: save and return."""
     devices: int = 1
     """That share each step; no bit depends on it."""
+    remember_bytes: int = 0
+    """What the plan found room for (`TrainMemory`); nor on this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +151,9 @@ class _Loop:
         self._metrics = LineFile(job.run.metrics, keep=self._saved.state.mark if self._saved else NOTHING)
         self._timings = LineFile(job.run.path / "timings.jsonl", is_durable=False)
         folder = None if self._saved is None else str(self._saved.folder)
-        self._begun = await self._trainer.begin(options.begin(resume_dir=folder, devices=job.devices))
+        self._begun = await self._trainer.begin(
+            options.begin(resume_dir=folder, devices=job.devices, remember_bytes=job.remember_bytes)
+        )
         self._check_begun(self._begun)
         self._is_begun = True
         self._timings.append({"event": "begun", "step": self._course.step, "at": _now()})

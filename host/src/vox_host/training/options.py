@@ -99,11 +99,16 @@ class TrainingOptions(BaseModel):
             dropout=self.dropout,
         )
 
-    def begin(self, *, resume_dir: str | None = None, devices: int = 1) -> t.TrainBeginParams:
+    def begin(
+        self, *, resume_dir: str | None = None, devices: int = 1, remember_bytes: int = 0
+    ) -> t.TrainBeginParams:
         """Return the request that begins the run, or goes on from a checkpoint's folder."""
         if resume_dir is not None:
             return t.TrainBeginParams(
-                resume_dir=resume_dir, micro_batch_size=self.micro_batch_size, devices=devices
+                resume_dir=resume_dir,
+                micro_batch_size=self.micro_batch_size,
+                devices=devices,
+                remember_bytes=remember_bytes,
             )
         return t.TrainBeginParams(
             adapter=self.adapter,
@@ -120,6 +125,7 @@ class TrainingOptions(BaseModel):
             seed=self.seed,
             micro_batch_size=self.micro_batch_size,
             devices=devices,
+            remember_bytes=remember_bytes,
         )
 
 

@@ -1,9 +1,9 @@
 """Losses of a micro-batch, and the gradients of its adapter per example.
 
-Memory is bounded by recomputation: the first pass keeps the input of each layer and nothing
-else; on the way back one layer at a time runs again, keeps what its backward needs, and lets go
-of it. Logits exist for at most `logit_rows_at_once` rows. Everything here is a generator that yields after
-each layer, so that a worker can look up between two of them.
+Memory is bounded by recomputation: the first pass keeps the input of each layer and, where there is room,
+what the layer's second run would make again at the highest price; on the way back one layer at a time runs
+again, keeps what its backward needs, and lets go of it. Logits exist for at most `logit_rows_at_once` rows.
+Everything here is a generator that yields after each layer, so that a worker can look up between two of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mens_core.micro_batches import HeadSlice, MicroBatch
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout, ExampleRows, Gradient, TrainingPass
+from mens_core.models.remembered import Remembered, choose_parts
 from mens_core.non_finite import not_finite
 from mens_core.ops import KvCache, Tensor
 from mens_core.training_ops import TrainingOps
@@ -38,19 +39,33 @@ class Score:
 
 
 def differentiate(
-    model: Model, ops: TrainingOps, micro: MicroBatch, dropout: Dropout | None, gradient: Gradient
+    model: Model,
+    ops: TrainingOps,
+    micro: MicroBatch,
+    dropout: Dropout | None,
+    gradient: Gradient,
+    *,
+    remember_bytes: int = 0,
 ) -> Generator[None, None, Losses]:
     """Return the loss of each example [E]; `gradient` gets each parameter's gradients, by example.
+
+    Args:
+        remember_bytes: what the layers' outputs may take that are not made twice; no bit depends on it.
 
     Raises:
         BackendError: `non-finite`, naming operator and example.
     """
     cache = _new_cache(model, ops, micro)
-    hidden, inputs = model.head.embed(_a_pass(ops, micro, cache, dropout)), []
-    for layer in model.layers:
-        inputs.append(hidden)
-        hidden = layer.forward(_a_pass(ops, micro, cache, dropout), hidden)
-        _refuse_faults(ops, micro.rows)
+    hidden = model.head.embed(_a_pass(ops, micro, cache, dropout))
+    inputs: list[tuple[Tensor, Remembered]] = []
+    longest = int(np.diff(micro.rows.starts).max())
+    parts = [layer.parts(longest) for layer in model.layers]
+    names, _ = choose_parts(parts, len(micro.batch.positions), remember_bytes)
+    for number, (layer, wanted) in enumerate(zip(model.layers, names, strict=True), 1):
+        remembered = Remembered(wanted)
+        inputs.append((hidden, remembered))
+        hidden = layer.forward(_a_pass(ops, micro, cache, dropout, remembered=remembered), hidden)
+        _look(ops, micro.rows, number, len(model.layers))
         yield
     head = _HeadBackward(model, ops, micro, cache, dropout)
     ops.release_freed()
@@ -58,11 +73,12 @@ def differentiate(
         head.run(piece, hidden)
         yield
     losses, hidden = head.finish(gradient)
-    for layer in reversed(model.layers):
-        run = _a_pass(ops, micro, cache, dropout, gradient)
-        layer.forward(run, inputs.pop())
+    for number, layer in enumerate(reversed(model.layers), 1):
+        x, remembered = inputs.pop()
+        run = _a_pass(ops, micro, cache, dropout, gradient, remembered)
+        layer.again(run, x)
         hidden = layer.backward(run, hidden)
-        _refuse_faults(ops, micro.rows)
+        _look(ops, micro.rows, number, len(model.layers))
         yield
     model.head.embed_backward(_a_pass(ops, micro, cache, dropout, gradient), hidden)
     _refuse_faults(ops, micro.rows)
@@ -80,9 +96,9 @@ def score(
     cache = _new_cache(model, ops, micro)
     run = _a_pass(ops, micro, cache, None)
     hidden = model.head.embed(run)
-    for layer in model.layers:
+    for number, layer in enumerate(model.layers, 1):
         hidden = layer.forward(run, hidden)
-        _refuse_faults(ops, micro.rows)
+        _look(ops, micro.rows, number, len(model.layers))
         yield
     found: list[Losses] = []
     ops.release_freed()
@@ -179,8 +195,17 @@ def _a_pass(
     cache: KvCache,
     dropout: Dropout | None,
     gradient: Gradient | None = None,
+    remembered: Remembered | None = None,
 ) -> TrainingPass:
-    return TrainingPass(ops, micro.batch, cache, micro.rows, dropout=dropout, gradient=gradient)
+    return TrainingPass(
+        ops, micro.batch, cache, micro.rows, dropout=dropout, gradient=gradient, remembered=remembered
+    )
+
+
+def _look(ops: TrainingOps, rows: ExampleRows, layers: int, of: int) -> None:
+    """After so many layers: look for faults every now and then, and behind the last one."""
+    if layers == of or layers % ops.layers_between_looks == 0:
+        _refuse_faults(ops, rows)
 
 
 def _refuse_faults(ops: TrainingOps, rows: ExampleRows) -> None:

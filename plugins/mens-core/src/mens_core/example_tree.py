@@ -48,6 +48,15 @@ class ExampleTree(Generic[T]):
             level += 1
         self._nodes.append((level, node))
 
+    def runs(self, count: int, most: int) -> list[int]:
+        """Return how to cut the next `count` leaves into the fewest nodes of at most `most` leaves, 2^n."""
+        sizes, at = [], self._next
+        while count:
+            size = min(most, 1 << (count.bit_length() - 1), at & -at or most)
+            sizes.append(size)
+            at, count = at + size, count - size
+        return sizes
+
     def nodes(self) -> list[tuple[int, T]]:
         """Return level and sum of the fewest whole subtrees that cover the leaves so far, in order."""
         return list(self._nodes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +65,7 @@ class Device(Protocol):
         """Run a kernel, after all launches so far."""
 
 
+@lru_cache(maxsize=1 << 13, typed=True)
 def constants(*values: int | float) -> bytes:
     """Pack a struct of four-byte fields: int32 for ints, float32 for floats."""
     codes = "".join("f" if isinstance(value, float) else "i" for value in values)

@@ -82,8 +82,12 @@ class RowFlags:
         get, part = self._device.get, self._device.part
         found = [get(part(buffer, 0, 4 * end), np.int32, (end,)) for buffer, end in self.parts()]
         (faults,) = self.read(found)
-        self._spans, self._buffers, self._open, self._room, self._used = [], [], -1, 0, 0
+        self.forget()
         return faults
+
+    def forget(self) -> None:
+        """Go on as after `take`, of flags that are known to be zero."""
+        self._spans, self._buffers, self._open, self._room, self._used = [], [], -1, 0, 0
 
     def read(self, found: Sequence[npt.NDArray[np.int32]], *bounds: int) -> tuple[list[Fault], ...]:
         """Return what `found`, the flags of `parts`, says of the calls before each bound and of the rest."""

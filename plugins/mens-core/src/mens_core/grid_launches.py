@@ -73,7 +73,9 @@ class GridLaunches:
         self, kernel: str, inputs: tuple[GridTensor, ...], value: float, name: str
     ) -> GridTensor:
         """Run a kernel with a thread for each element; the last axis is a row, whatever is before it."""
-        shape = alike(name, **{f"argument {i + 1}": x for i, x in enumerate(inputs)})
+        shape = inputs[0].shape
+        if any(x.shape != shape for x in inputs):
+            alike(name, **{f"argument {i + 1}": x for i, x in enumerate(inputs)})
         rows, width = math.prod(shape[:-1]), shape[-1]
         out = self._new(*shape)
         buffers = (*(x.buffer for x in inputs), out.buffer, self._flags(name, rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,15 @@ import numpy.typing as npt
 from mens_core.grid_device import Buffer, Device
 from mens_core.ops import BLOCK, Ints
 
-__all__ = ["GridKvCache", "GridParts", "GridRotaryTable", "GridTensor", "MakeAngles", "VALUE_STRIDE"]
+__all__ = [
+    "GridExamples",
+    "GridKvCache",
+    "GridParts",
+    "GridRotaryTable",
+    "GridTensor",
+    "MakeAngles",
+    "VALUE_STRIDE",
+]
 
 MakeAngles = Callable[[npt.NDArray[np.uint64], int, int], npt.NDArray[np.float32]]
 """Cosines and sines [128, 2, pairs] of a block of positions, natively (docs/numerics.md, 7), from
@@ -37,6 +46,23 @@ class GridParts(list[GridTensor]):
         """`whole`: all of it, as [quads, 4]."""
         super().__init__(parts)
         self.whole = whole
+
+
+class GridExamples(list[GridTensor]):
+    """Tensors of one shape, one per example, whose buffer holds them `stride` floats apart."""
+
+    def __init__(self, tensors: Sequence[GridTensor], whole: Buffer, stride: int, first: int = 0) -> None:
+        """`first`: which of those in `whole` the first one is."""
+        super().__init__(tensors)
+        self.whole, self.stride, self.first = whole, stride, first
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        begin, _, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError("neighbours alone are examples of one buffer")
+        return GridExamples(super().__getitem__(index), self.whole, self.stride, self.first + begin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

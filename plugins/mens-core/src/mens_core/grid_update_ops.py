@@ -16,13 +16,13 @@ from mens_core.dropout_rate import DropoutRate
 from mens_core.grid_device import Buffer, constants
 from mens_core.grid_launches import alike
 from mens_core.grid_ops import TALL, GridOps
-from mens_core.grid_tensors import GridParts, GridTensor
+from mens_core.grid_tensors import GridExamples, GridParts, GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import Ints
 from mens_core.training_ops import AdamW, DropoutKey, TrainingOps
 
-__all__ = ["GridUpdateOps"]
+__all__ = ["GridUpdateOps", "places_of"]
 
 _CHUNK = 128
 _ALIGNED = 4
@@ -52,7 +52,7 @@ class GridUpdateOps(GridOps, TrainingOps):
         values = self.to_host(parts.whole).reshape(-1)
         return [
             values[first : first + math.prod(x.shape)].reshape(x.shape)
-            for x, first in zip(parts, _places_of(parts), strict=True)
+            for x, first in zip(parts, places_of(parts), strict=True)
         ]
 
     def copies(self, tensors: Sequence[GridTensor]) -> list[GridTensor]:
@@ -263,9 +263,17 @@ class GridUpdateOps(GridOps, TrainingOps):
         return self._example_products("vox_example_products", TALL, a, b, starts, name)
 
     def _example_products(
-        self, kernel: str, tall_ones: int, a: GridTensor, b: GridTensor, starts: Ints, name: str
+        self,
+        kernel: str,
+        tall_ones: int,
+        a: GridTensor,
+        b: GridTensor,
+        starts: Ints,
+        name: str,
+        *,
+        columns: int = GROUP,
     ) -> list[GridTensor]:
-        """By a kernel whose groups have so many tall ones."""
+        """By a kernel whose groups have so many tall ones and columns."""
         (rows, p), (others, q) = a.shape, b.shape
         if rows != others:
             raise ValueError(f"{name}: {rows} rows and {others} rows have no product")
@@ -279,7 +287,7 @@ class GridUpdateOps(GridOps, TrainingOps):
             kernel,
             (tall.buffer, wide.buffer, self._ints(starts), out, self._flags(name, examples)),
             constants(min(p, q), max(p, q), tiles, int(is_wide_first), stride),
-            (max(p, q), examples * tiles),
+            (-(-max(p, q) // columns) * GROUP, examples * tiles),
         )
         return self._by_example(out, stride, examples, (p, q))
 
@@ -354,10 +362,11 @@ class GridUpdateOps(GridOps, TrainingOps):
         self, out: Buffer, stride: int, examples: int, shape: tuple[int, int]
     ) -> list[GridTensor]:
         nbytes = 4 * shape[0] * shape[1]
-        return [
+        parts = [
             GridTensor(self._device.part(out, 4 * stride * example, nbytes), shape)
             for example in range(examples)
         ]
+        return GridExamples(parts, out, stride)
 
 
 def _room(shape: tuple[int, ...]) -> int:
@@ -365,7 +374,7 @@ def _room(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // (_ALIGNED * _ALIGNED)) * _ALIGNED * _ALIGNED
 
 
-def _places_of(parts: Sequence[GridTensor]) -> list[int]:
+def places_of(parts: Sequence[GridTensor]) -> list[int]:
     """First float of each part."""
     return list(accumulate((_room(x.shape) for x in parts), initial=0))[:-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,21 @@ from mens_core.models.passes import Dropout
 from mens_core.ops import Tensor
 from mens_core.training_ops import TrainingOps
 
-__all__ = ["Gradients", "sum_gradients"]
+__all__ = ["Gradients", "push_all", "sum_gradients"]
+
+T = TypeVar("T", bound=Any)
+
+
+_RUN = 8
+"""Examples whose gradients one `sum_run` takes at most."""
+
+
+def push_all(tree: ExampleTree[T], ops: TrainingOps, gradients: Sequence[T], *, name: str) -> None:
+    """Push the gradients of neighbouring examples, those that make a whole node as one."""
+    at = 0
+    for size in tree.runs(len(gradients), _RUN):
+        tree.push(ops.sum_run(gradients[at : at + size], name=name), size.bit_length() - 1)
+        at += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +53,14 @@ def sum_gradients(
     first: int = 0,
     micro_batch_size: int | None,
     dropout: Dropout | None,
+    remember_bytes: int = 0,
 ) -> Generator[None, None, Gradients]:
     """Return losses and gradients, yielding on the way.
 
     Args:
         keys: of the adapter's parameters.
         first: number of the first of these examples in the step.
+        remember_bytes: as in `differentiate`.
 
     Raises:
         BackendError: `non-finite`, naming operator and example.
@@ -56,9 +73,8 @@ def sum_gradients(
     losses: list[np.float32] = []
 
     def take(parameter: str, gradients: list[Tensor]) -> None:
-        tree = trees[parameter_key(parameter)]
-        for gradient in gradients:
-            tree.push(gradient)
+        key = parameter_key(parameter)
+        push_all(trees[key], ops, gradients, name=f"{key}.sum")
 
     for together in cut(examples, micro_batch_size, ops.rows_at_once):
         micro = pack(
@@ -66,5 +82,7 @@ def sum_gradients(
             first + together.start,
             logit_rows=ops.logit_rows_at_once,
         )
-        losses.extend((yield from differentiate(model, ops, micro, dropout, take)))
+        losses.extend(
+            (yield from differentiate(model, ops, micro, dropout, take, remember_bytes=remember_bytes))
+        )
     return Gradients(losses, trees)

@@ -97,6 +97,7 @@ class Trainer:
         *,
         state: TrainerState | None = None,
         micro_batch_size: int | None = None,
+        remember_bytes: int = 0,
         team: Team | None = None,
     ) -> None:
         """Begin with first values from the seed, or go on from a state.
@@ -104,6 +105,8 @@ class Trainer:
         Args:
             model: its weights are `ops`' own.
             micro_batch_size: examples at once; None: as many as a bound on rows allows.
+            remember_bytes: of a micro-batch, for outputs of layers that are not made twice; no bit depends
+                on it.
             team: the other devices, if the step is shared with some.
 
         Raises:
@@ -112,6 +115,7 @@ class Trainer:
         self.config = config
         self.plan = self.plan_for(model, config)
         self.micro_batch_size = micro_batch_size
+        self.remember_bytes = remember_bytes
         self._ops = ops
         self._base = replace(model, ops=ops)
         self._team = team
@@ -199,6 +203,7 @@ class Trainer:
                 list(self.plan.shapes),
                 examples[mine.start : mine.stop],
                 micro_batch_size=self.micro_batch_size,
+                remember_bytes=self.remember_bytes,
                 dropout=Dropout(rate, self.config.seed, self.step) if rate else None,
             )
         )

@@ -118,6 +118,7 @@ def begin_run(
             model_digest=digest,
             state=state,
             micro_batch_size=params.micro_batch_size,
+            remember_bytes=params.remember_bytes,
             team=team,
             make_trainer=make_trainer,
             numerics=loaded_with.numerics,
@@ -150,6 +151,7 @@ def _start_team(
         adapter=config.adapter,
         seed=config.seed,
         micro_batch_size=params.micro_batch_size,
+        remember_bytes=params.remember_bytes,
     )
     return (
         yield from Team.start(
@@ -175,6 +177,7 @@ class TrainingRun:
         model_digest: str,
         state: TrainerState | None = None,
         micro_batch_size: int | None = None,
+        remember_bytes: int = 0,
         team: Team | None = None,
         make_trainer: MakeTrainer | None = None,
         numerics: Numerics = "canonical",
@@ -190,7 +193,13 @@ class TrainingRun:
             self._trainer = make_trainer(model, config, state, micro_batch_size)
         elif ops is not None:
             self._trainer = Trainer(
-                model, ops, config, state=state, micro_batch_size=micro_batch_size, team=team
+                model,
+                ops,
+                config,
+                state=state,
+                micro_batch_size=micro_batch_size,
+                remember_bytes=remember_bytes,
+                team=team,
             )
         else:
             raise AssertionError("a run has operators, or a trainer of its own")

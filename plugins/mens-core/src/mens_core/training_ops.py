@@ -99,6 +99,12 @@ class AdapterOps(Ops):
     def add_scaled(self, y: Tensor, x: Tensor, factor: float, *, name: str) -> Tensor:
         """y + x * factor: a product rounded, then a sum rounded."""
 
+    def add_product(
+        self, y: Tensor, x: Tensor, weight: Matrix, factor: float, *, product: str, name: str
+    ) -> Tensor:
+        """y + (x W^T) * factor: `linear` named `product`, then `add_scaled`; a lane may join them."""
+        return self.add_scaled(y, self.linear(x, weight, name=product), factor, name=name)
+
     @abstractmethod
     def scale(self, x: Tensor, factor: float, *, name: str) -> Tensor:
         """x * factor, one rounding; the average over a step is `scale` by 1 / its trained tokens."""
@@ -115,6 +121,8 @@ class TrainingOps(AdapterOps):
     """Rows of a micro-batch whose size nobody chose; one longer example runs alone."""
     logit_rows_at_once: int = 128
     """Rows whose logits are made together: whole chunks of 128."""
+    layers_between_looks: int = 1
+    """Layers that run before a micro-batch asks for faults again, which may have to wait for a device."""
 
     def workspace_bytes(self, *, lengths: Sequence[int], widest: int, kv_heads: int, head_dim: int) -> int:
         """What one operator takes beside its results, at most; a lane that takes some says how much.
@@ -149,6 +157,12 @@ class TrainingOps(AdapterOps):
     @abstractmethod
     def linear_backward(self, dy: Tensor, weight: Matrix, *, name: str) -> Tensor:
         """dy W, each element C128 over W's rows, weights dequantised to f32: [N, rows] to [N, columns]."""
+
+    def add_product_backward(
+        self, dx: Tensor, dy: Tensor, weight: Matrix, *, product: str, name: str
+    ) -> Tensor:
+        """dx + dy W: `linear_backward` under the name `product`, then `add`; a lane may join them."""
+        return self.add(dx, self.linear_backward(dy, weight, name=product), name=name)
 
     @abstractmethod
     def rms_norm_backward(self, dy: Tensor, x: Tensor, weight: Tensor, eps: float, *, name: str) -> Tensor:
@@ -247,6 +261,14 @@ class TrainingOps(AdapterOps):
 
         The E gradients are leaves of the step's tree (`mens_core.example_tree`), which sums with `add`.
         """
+
+    def sum_run(self, leaves: Sequence[Tensor], *, name: str) -> Tensor:
+        """The aligned tree over 2^n neighbours, by `add`: left + right."""
+        if len(leaves) == 1:
+            return leaves[0]
+        half = len(leaves) // 2
+        left, right = (self.sum_run(some, name=name) for some in (leaves[:half], leaves[half:]))
+        return self.add(left, right, name=name)
 
     # --- the update ------------------------------------------------------------------------------
 

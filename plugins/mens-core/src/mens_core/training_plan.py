@@ -4,12 +4,15 @@ A step and an evaluation are run on tensors without values (`sized_ops`), so the
 the very code that trains. The longest example stands for every one, and all its tokens but the first
 are learned. Saves and resumes are no kind of their own: a save goes to its file tensor by tensor, and
 what a resume has read lies beside the new tensors once, where an update makes three times as much.
+
+What is free beyond the least that a run needs may go to outputs of layers that would be made twice
+(`models.remembered`); how much is settled here, and stated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from mens_core.adapters.keys import parameter_key
@@ -20,8 +23,10 @@ from mens_core.micro_batches import Example, cut, pack
 from mens_core.models.linear import Lora
 from mens_core.models.model import Model
 from mens_core.models.passes import Dropout
+from mens_core.models.remembered import choose_parts
 from mens_core.peers.ranks import in_parts
 from mens_core.sized_ops import Kind, Meter, Sized, SizedOps
+from mens_core.step_gradients import push_all
 from mens_core.training_ops import TrainingOps
 from vox_plugin_api.backend import BackendError
 from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams
@@ -29,10 +34,17 @@ from vox_plugin_api.train_messages import TrainMemory, TrainPlanParams
 __all__ = ["StepPlan", "plan_step"]
 
 
+_KINDS: tuple[Kind, ...] = ("adapter", "moments", "gradients", "activations", "logits")
+_Moment = dict[Kind, int]
+"""Bytes by kind that are held at some moment."""
 _RANK_BYTES = 512 << 20
 """What a library takes on a device to carry bytes to other devices."""
 _RESERVE_BYTES = 32 << 20
 """For modules that training loads, stacks, and what allocators keep; a sixteenth of the rest comes on top."""
+_RESERVE_SHARE = 16
+_WHOLE_LOGITS = 3
+"""A pass remembers no more than makes it as large as so many logits of all its rows, in float32: a trainer
+without slices of the head holds logits, softmax and gradient at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +85,93 @@ def plan_step(
     Raises:
         BackendError: the adapter doesn't fit the model, or an example is longer than its context.
     """
-    config = model.config
     adapter, example = asked_of(params, model)
-    together = _together(params, ops, example)
-    by_kind = _fullest(params, model, ops, adapter, example, together)
-    weights = _weight_bytes(model, parameters)
-    work = ops.workspace_bytes(
-        lengths=(example.rows,) * together,
-        widest=max(max(linear.shape) for name, linear in model.linears.items() if name != "lm_head"),
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-    )
-    kinds: dict[str, int] = {"weights": weights}
-    kinds.update(by_kind)
-    kinds["workspace"] = work
-    kinds["reserve"] = _RESERVE_BYTES + (sum(by_kind.values()) + work) // 16
-    if params.devices > 1:
-        kinds["transfer"] = _transfer_bytes(adapter, params.examples)
-        kinds["reserve"] += _RANK_BYTES if ops.memory_place == "device" else 0
+    asked = _Asked(params, model, ops, adapter, example, _together(params, ops, example))
+    held = {"weights": _weight_bytes(model, parameters)}
     if ops.memory_place == "host" and process_bytes is not None:
-        kinds["process"] = max(0, process_bytes - weights)
+        held["process"] = max(0, process_bytes - held["weights"])
+    beside = _beside_a_pass(asked)
+    least = _micro_batch(asked, 0)
+    kinds = held | _kinds(asked, least, beside, 0)
+    remember = _worth_remembering(asked, sum(kinds.values()), least, beside)
+    if remember:
+        kinds = held | _kinds(asked, _micro_batch(asked, remember), beside, remember)
     memory = TrainMemory(
         place=ops.memory_place,
         kinds=kinds,
         total=sum(kinds.values()),
-        examples_at_once=together,
-        rows_at_once=example.rows * together,
+        examples_at_once=asked.together,
+        rows_at_once=asked.rows,
         devices=params.devices,
+        remember_bytes=remember,
     )
     return StepPlan(adapter, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A run, and its fullest micro-batch."""
+
+    params: TrainPlanParams
+    model: Model
+    lane: TrainingOps
+    adapter: AdapterPlan
+    example: Example
+    together: int
+
+    @property
+    def rows(self) -> int:
+        return self.example.rows * self.together
+
+
+def _kinds(asked: _Asked, in_pass: _Moment, beside: Sequence[_Moment], remember: int) -> dict[str, int]:
+    """Bytes by kind of all that a run makes, at its fullest moment.
+
+    Args:
+        in_pass: the fullest moment of a micro-batch that remembers so much.
+        beside: the fullest moments of what else a run does.
+    """
+    params, model, ops, config = asked.params, asked.model, asked.lane, asked.model.config
+    fullest = max(in_pass, *beside, key=_size)
+    numbers = asked.adapter.parameters
+    state: _Moment = {"adapter": 4 * numbers, "moments": 8 * numbers}
+    by_kind: dict[str, int] = {kind: state.get(kind, 0) + fullest.get(kind, 0) for kind in _KINDS}
+    if remember and fullest is in_pass:
+        # Such outputs are activations as any, but for how long they are held.
+        by_kind["activations"] -= remember
+        by_kind["remembered"] = remember
+    work = ops.workspace_bytes(
+        lengths=(asked.example.rows,) * asked.together,
+        widest=max(max(linear.shape) for name, linear in model.linears.items() if name != "lm_head"),
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+    )
+    reserve = _RESERVE_BYTES + (sum(by_kind.values()) + work) // _RESERVE_SHARE
+    kinds = {**by_kind, "workspace": work, "reserve": reserve}
+    if params.devices > 1:
+        kinds["transfer"] = _transfer_bytes(asked.adapter, params.examples)
+        kinds["reserve"] += _RANK_BYTES if ops.memory_place == "device" else 0
+    return kinds
+
+
+def _worth_remembering(asked: _Asked, total: int, least: _Moment, beside: Sequence[_Moment]) -> int:
+    """What may go to outputs that would be made twice.
+
+    Args:
+        total: what a run takes that remembers nothing.
+        least: the fullest moment of its micro-batch.
+    """
+    if asked.params.memory_bytes is None:
+        return 0
+    # What is remembered has its share of the reserve.
+    free = (asked.params.memory_bytes - total) * _RESERVE_SHARE // (_RESERVE_SHARE + 1) - 1
+    unused = max(0, max(map(_size, beside)) - _size(least))
+    whole = _WHOLE_LOGITS * 4 * asked.rows * asked.model.config.vocab_size
+    in_pass = least.get("activations", 0) + least.get("logits", 0)
+    adapted, _ = _adapted(Meter(), asked.model, asked.lane, asked.adapter)
+    parts = [layer.parts(asked.example.rows) for layer in adapted.layers]
+    _, taken = choose_parts(parts, asked.rows, min(free + unused, whole - in_pass))
+    return taken
 
 
 def _together(params: TrainPlanParams, ops: TrainingOps, example: Example) -> int:
@@ -114,19 +184,9 @@ def _most_at_once(params: TrainPlanParams, ops: TrainingOps) -> int:
     return params.micro_batch_size or ops.rows_at_once
 
 
-def _fullest(
-    params: TrainPlanParams,
-    model: Model,
-    ops: TrainingOps,
-    adapter: AdapterPlan,
-    example: Example,
-    together: int,
-) -> dict[str, int]:
-    """Bytes by kind when a run holds most: in a micro-batch of a step or an evaluation, or in an update."""
-    numbers = adapter.parameters
-    state: dict[Kind, int] = {"adapter": 4 * numbers, "moments": 8 * numbers}
-    in_pass = _micro_batch(params, model, ops, adapter, example, together)
-    in_evaluation = _evaluation(params, model, ops, adapter, example)
+def _beside_a_pass(asked: _Asked) -> tuple[_Moment, _Moment]:
+    """The fullest moments of an evaluation and of an update."""
+    adapter, ops, numbers = asked.adapter, asked.lane, asked.adapter.parameters
     # AdamW works on copies: old and new values, both with their matrices.
     matrices = sum(
         ops.matrix_bytes(*_on_lane(matrix)) + ops.matrix_bytes(matrix.rows, matrix.rank)
@@ -134,26 +194,21 @@ def _fullest(
     )
     # An embedding's A is turned back for the adapter's digest.
     turned = sum(4 * matrix.rank * matrix.columns for matrix in adapter.matrices if matrix.is_embedding)
-    in_update: dict[Kind, int] = {
+    in_update: _Moment = {
         "adapter": 4 * numbers + 2 * matrices + turned,
         "moments": 8 * numbers,
         "gradients": 8 * numbers,
     }
-    fullest = max(in_pass, in_evaluation, in_update, key=lambda kinds: sum(kinds.values()))
-    return {kind: state.get(kind, 0) + fullest.get(kind, 0) for kind in _KINDS}
+    return _evaluation(asked), in_update
 
 
-_KINDS: tuple[Kind, ...] = ("adapter", "moments", "gradients", "activations", "logits")
+def _size(moment: _Moment) -> int:
+    return sum(moment.values())
 
 
-def _micro_batch(
-    params: TrainPlanParams,
-    model: Model,
-    lane: TrainingOps,
-    adapter: AdapterPlan,
-    example: Example,
-    together: int,
-) -> dict[Kind, int]:
+def _micro_batch(asked: _Asked, remember: int) -> _Moment:
+    params, model, lane, adapter = asked.params, asked.model, asked.lane, asked.adapter
+    example, together = asked.example, asked.together
     meter = Meter()
     adapted, ops = _adapted(meter, model, lane, adapter)
     partial = _most_partial_sums(params.examples, together)
@@ -166,21 +221,20 @@ def _micro_batch(
         trees[key] = ExampleTree(lambda a, b: ops.add(a, b, name="example.sum"), held)
 
     def take(parameter: str, gradients: list[Sized]) -> None:
-        for gradient in gradients:
-            trees[parameter_key(parameter)].push(gradient)
+        push_all(trees[parameter_key(parameter)], ops, gradients, name="example.sum")
 
     micro = pack([example] * together, 0, logit_rows=lane.logit_rows_at_once)
     rate = adapter.dropout
-    _finish(differentiate(adapted, ops, micro, Dropout(rate, 0, 0) if rate else None, take))
+    dropout = Dropout(rate, 0, 0) if rate else None
+    _finish(differentiate(adapted, ops, micro, dropout, take, remember_bytes=remember))
     return meter.most_by_kind
 
 
-def _evaluation(
-    params: TrainPlanParams, model: Model, lane: TrainingOps, adapter: AdapterPlan, example: Example
-) -> dict[Kind, int]:
+def _evaluation(asked: _Asked) -> _Moment:
     """An evaluation is asked for any number of examples, so it may run more at once than a small step."""
+    params, lane, example = asked.params, asked.lane, asked.example
     meter = Meter()
-    adapted, ops = _adapted(meter, model, lane, adapter)
+    adapted, ops = _adapted(meter, asked.model, lane, asked.adapter)
     some = [example] * _most_at_once(params, lane)
     together = len(next(cut(some, params.micro_batch_size, lane.rows_at_once)))
     micro = pack([example] * together, 0, logit_rows=lane.logit_rows_at_once)
@@ -196,6 +250,7 @@ def _adapted(meter: Meter, model: Model, lane: TrainingOps, adapter: AdapterPlan
         matrix.name: Lora(
             a=_matrix(meter, lane, *_on_lane(matrix)),
             b=_matrix(meter, lane, matrix.rows, matrix.rank),
+            rank=matrix.rank,
             scale=matrix.scale,
             number=matrix.number,
             is_zero=False,

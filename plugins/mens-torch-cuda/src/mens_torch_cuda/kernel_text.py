@@ -22,7 +22,7 @@ _OURS = (
         "sliced.h",
         "attend_rows.h",
     ),
-    *("broad.h", "heads.h", "pairs.h", "thin.h"),
+    *("broad.h", "heads.h", "pairs.h", "thin.h", "sums.h"),
 )
 """In this order, behind the grid kernels."""
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from mens_core.grid_device import Buffer, Device, constants
 from mens_core.grid_ops import TALL, GridKvCache, GridTensor
-from mens_core.grid_training_ops import GridTrainingOps
-from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
-from mens_core.ops import BLOCK, AttentionSpec, Batch, Ints
+from mens_core.ops import BLOCK, AttentionSpec, Batch, Fault
 from mens_core.training_ops import AttentionSaved
+from mens_torch_cuda.adapter_lane import THINNEST, CudaAdapterOps
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.pairs import (
@@ -35,17 +34,16 @@ _HALVES, _CODES = ("f16", "bf16"), "q8_0"
 _QUAD = 4
 _TILE = 64
 """Rows and outputs of a group of `vox_step_tiles_q8_0_Many`."""
-_THIN, _THIN_ROWS, _THINNEST = 8, 32, 64
-"""Outputs and rows of a group of kernels/thin.h, and up to how many outputs it is worth its while."""
 _SLOTS, _CHUNK = 40, 128
 """Chunks of a group of kernels/heads.h, and terms of a chunk."""
 
 
-class CudaTrainingOps(CudaOps, GridTrainingOps):
+class CudaTrainingOps(CudaAdapterOps):
     """Every operator of `TrainingOps` on a GPU."""
 
     rows_at_once = 4096
     logit_rows_at_once = 1024
+    layers_between_looks = 8
 
     def __init__(self, device: Device, serving: CudaOps) -> None:
         """Take over the weights and rotary tables of a lane on the same device."""
@@ -64,6 +62,15 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
         attention = pairs + 4 * rows * (2 * kv_heads * head_dim + widest // head_dim)
         return max(attention, self._piece_bytes(widest))
 
+    def take_faults(self) -> list[Fault]:
+        """Return what was not finite since the last call; flags come to the host where there is one."""
+        are_zero = getattr(self._device, "are_zero", None)
+        if self._nodes is not None or are_zero is None or not are_zero(self._watched.parts()):
+            return super().take_faults()
+        self._uploaded.clear()
+        self._watched.forget()
+        return []
+
     # --- products --------------------------------------------------------------------------------
 
     def _launch_linear_backward(self, dy: GridTensor, weight: Any, name: str) -> GridTensor:
@@ -72,7 +79,7 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
             return super()._launch_linear_backward(dy, weight, name)
         if isinstance(weight, PackedMatrix) and weight.format in (*_HALVES, _CODES):
             return self._broad(f"back_{weight.format}", dy.buffer, dy.shape, weight, weight.columns, name)
-        if weight.format == "f32" and weight.columns <= _THINNEST:
+        if weight.format == "f32" and weight.columns <= THINNEST:
             return self._thin("back", dy.buffer, dy.shape, weight, weight.columns, name)
         return super()._launch_linear_backward(dy, weight, name)
 
@@ -88,7 +95,7 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
             if weight.format in _HALVES and weight.rows % _QUAD == 0:
                 kernel = f"forth_{weight.format}"
                 return self._broad(kernel, activations[0], shape, weight, weight.rows, name)
-        elif weight.format == "f32" and weight.rows <= _THINNEST and weight.columns % _QUAD == 0:
+        elif weight.format == "f32" and weight.rows <= THINNEST and weight.columns % _QUAD == 0:
             return self._thin("forth", activations[0], shape, weight, weight.rows, name)
         return super()._launch_linear(activations, rows, weight, name)
 
@@ -108,20 +115,6 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
         )
         return out
 
-    def _thin(
-        self, kernel: str, x: Buffer, shape: tuple[int, ...], weight: GridMatrix, outputs: int, name: str
-    ) -> GridTensor:
-        """A product of rows with few outputs, by kernels/thin.h."""
-        rows, terms = shape
-        out = self._new(rows, outputs)
-        self._run(
-            f"vox_thin_{kernel}",
-            (x, weight.buffer, out.buffer, self._flags(name, rows)),
-            constants(rows, terms, outputs),
-            (-(-outputs // _THIN) * GROUP, -(-rows // _THIN_ROWS)),
-        )
-        return out
-
     def _tiled(
         self, activations: tuple[Buffer, ...], rows: int, weight: PackedMatrix, name: str
     ) -> GridTensor:
@@ -137,13 +130,6 @@ class CudaTrainingOps(CudaOps, GridTrainingOps):
             (-(-weight.rows // _TILE) * GROUP, -(-rows // _TILE)),
         )
         return out
-
-    def example_products(self, a: GridTensor, b: GridTensor, starts: Ints, *, name: str) -> list[GridTensor]:
-        """a^T b of each example's rows."""
-        p, q = a.shape[1], b.shape[1]
-        if a.shape[0] != b.shape[0] or min(p, q) > _THINNEST or max(p, q) % _QUAD:
-            return super().example_products(a, b, starts, name=name)
-        return self._example_products("vox_thin_products", _THIN, a, b, starts, name)
 
     # --- norms -----------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ def make_loras(
         loras[matrix.name] = Lora(
             a=made[key_a],
             b=made[key_b],
+            rank=matrix.rank,
             scale=matrix.scale,
             number=matrix.number,
             is_zero=matrix.scale == 0 or not (held[key_a].any() and held[key_b].any()),

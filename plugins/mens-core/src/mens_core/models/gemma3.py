@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mens_core.models.layers import Attention, GatedMlp, Norm
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.models.remembered import Part
 from mens_core.ops import RotaryTable, Tensor
 from mens_core.weights import Weights
 from vox_plugin_api.families.model_config import ModelConfig
@@ -57,6 +58,13 @@ class Layer:
         expanded = self.mlp.forward(run, self.pre_feedforward_norm.forward(run, x))
         return run.ops.add(x, self.post_feedforward_norm.forward(run, expanded), name=self.mlp_residual)
 
+    def again(self, run: TrainingPass, x: Tensor) -> None:
+        """Keep what `backward` needs of a forward whose result is known."""
+        attended = self.attention.forward(run, self.input_norm.forward(run, x))
+        x = run.ops.add(x, self.post_attention_norm.forward(run, attended), name=self.attention_residual)
+        expanded = self.mlp.forward(run, self.pre_feedforward_norm.forward(run, x))
+        self.post_feedforward_norm.again(run, expanded)
+
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
         expanded = self.mlp.backward(run, self.post_feedforward_norm.backward(run, dy))
@@ -69,6 +77,12 @@ class Layer:
     def adapted(self, loras: Mapping[str, Lora]) -> Layer:
         """Return the same layer with these updates, and no others."""
         return replace(self, attention=self.attention.adapted(loras), mlp=self.mlp.adapted(loras))
+
+    def parts(self, longest: int) -> tuple[Part, ...]:
+        """What `again` takes over where it was remembered, in sequences of up to `longest` rows."""
+        mixed, projected, entering = self.attention.parts(longest)
+        opened, expanded = self.mlp.parts
+        return mixed, expanded, projected, opened, entering
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mens_core.models.linear import Embedding, Linear, Lora, adapted
 from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.models.remembered import Part, part_of
 from mens_core.ops import AttentionSpec, Ops, RotaryTable, Tensor
 from mens_core.rotary import attention_factor, frequencies
 from mens_core.weights import Weights
@@ -40,6 +41,10 @@ class Norm:
         """[N, D] to [N, D]."""
         run.keep(self.name, x)
         return run.ops.rms_norm(x, self.weight, self.eps, name=self.name)
+
+    def again(self, run: TrainingPass, x: Tensor) -> None:
+        """Keep what `backward` needs of a forward whose result is known."""
+        run.keep(self.name, x)
 
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
@@ -123,6 +128,22 @@ class Attention:
             o_proj=adapted(self.o_proj, loras),
         )
 
+    def parts(self, longest: int) -> tuple[Part, Part, Part]:
+        """What may be remembered of a forward: what attention makes, its output's product, its inputs'.
+
+        Args:
+            longest: rows of the longest sequence.
+        """
+        # The output [N, H * C], and m and l [N, H] of each row and head.
+        mixed = self.spec.heads * (self.spec.head_dim + 2)
+        # Each is a sum over half of the keys of as many sums again, in twice the time of a product's terms.
+        terms = 2 * min(longest, self.spec.window or longest)
+        return (
+            Part(frozenset((self.names["attention"],)), mixed, terms),
+            part_of(self.o_proj),
+            part_of(self.q_proj, self.k_proj, self.v_proj),
+        )
+
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Its linear layers."""
@@ -158,6 +179,14 @@ class GatedMlp:
         gated_op = run.ops.silu_gate if self.activation == "silu" else run.ops.gelu_gate
         return run.linear(self.down_proj, gated_op(gate, up, name=self.gated))
 
+    def again(self, run: TrainingPass, x: Tensor) -> None:
+        """Keep what `backward` needs of a forward whose result is known: no need for the last product."""
+        gate, up = run.linears((self.gate_proj, self.up_proj), x)
+        run.keep(self.gated, gate, up)
+        if self.down_proj.lora is not None:
+            gated_op = run.ops.silu_gate if self.activation == "silu" else run.ops.gelu_gate
+            run.keep_input(self.down_proj, gated_op(gate, up, name=self.gated))
+
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
         gate, up = run.kept(self.gated)
@@ -175,6 +204,11 @@ class GatedMlp:
             up_proj=adapted(self.up_proj, loras),
             down_proj=adapted(self.down_proj, loras),
         )
+
+    @property
+    def parts(self) -> tuple[Part, Part]:
+        """What may be remembered of a forward: what the gate is made of, and the result."""
+        return part_of(self.gate_proj, self.up_proj), part_of(self.down_proj)
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -26,6 +26,7 @@ class Lora:
     """[rank, columns]; of an embedding turned, [tokens, rank]: its rows are looked up."""
     b: Matrix
     """[rows, rank]"""
+    rank: int
     scale: float
     """alpha / rank, or alpha / sqrt(rank): a float32 value."""
     number: int

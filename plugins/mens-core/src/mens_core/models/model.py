@@ -12,6 +12,7 @@ from typing import Protocol
 from mens_core.models.layers import Head
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.models.remembered import Part
 from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
 from mens_core.wishes import Reading, Wish
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
@@ -48,12 +49,20 @@ class Layer(Protocol):
         """[N, D] to [N, D]; what later positions need of these rows goes into the cache."""
         ...
 
+    def again(self, run: TrainingPass, x: Tensor) -> None:
+        """Run forward once more, as far as `backward` needs it."""
+        ...
+
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
-        """The gradient of what `forward` made in the same pass to that of its input."""
+        """The gradient of what `forward` makes to that of its input, in a pass that `again` ran in."""
         ...
 
     def adapted(self, loras: Mapping[str, Lora]) -> Layer:
         """Return the same layer with these updates, and no others."""
+        ...
+
+    def parts(self, longest: int) -> tuple[Part, ...]:
+        """What `again` takes over where a pass remembers it, in sequences of up to `longest` rows."""
         ...
 
     @property

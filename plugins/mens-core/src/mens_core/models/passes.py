@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from mens_core.models.linear import Embedding, Linear
+from mens_core.models.linear import Embedding, Linear, Lora
+from mens_core.models.remembered import Remembered
 from mens_core.ops import AttentionSpec, Batch, Ints, KvCache, Ops, Tensor
 from mens_core.training_ops import AttentionSaved, DropoutKey, TrainingOps
 
@@ -115,11 +116,11 @@ Gradient = Callable[[str, list[Tensor]], None]
 class TrainingPass(ForwardPass):
     """A pass over whole examples, in a cache of one layer that each layer takes over.
 
-    The first pass over a layer only makes the next one's input. The second is given a `gradient`:
-    it keeps what the backward needs, which follows at once.
+    The first pass over a layer makes the next one's input. The second is given a `gradient`:
+    it keeps what the backward needs, which follows at once. What the first one `remembered` it takes over.
     """
 
-    __slots__ = ("_dropout", "_gradient", "_kept", "_rows")
+    __slots__ = ("_dropout", "_gradient", "_kept", "_remembered", "_rows")
 
     ops: TrainingOps
 
@@ -132,28 +133,60 @@ class TrainingPass(ForwardPass):
         *,
         dropout: Dropout | None = None,
         gradient: Gradient | None = None,
+        remembered: Remembered | None = None,
     ) -> None:
-        """`gradient` takes what the backward makes; without one, nothing is kept for it."""
+        """`gradient` takes what the backward makes; without one, nothing is kept for it.
+
+        Args:
+            remembered: of the layer that runs: written by the first pass, read by the second.
+        """
         super().__init__(ops, batch, cache)
         self._rows = rows
         self._dropout = dropout
         self._gradient = gradient
+        self._remembered = remembered or Remembered(frozenset())
         self._kept: dict[str, tuple[Any, ...]] = {}
 
     def kv_append(self, layer: int, k: Tensor, v: Tensor) -> None:
         super().kv_append(0, k, v)
 
     def attention(self, q: Tensor, layer: int, spec: AttentionSpec, name: str) -> Tensor:
-        if self._gradient is None:
-            return super().attention(q, 0, spec, name)
-        saved = self.ops.attention_saving(q, self.cache, 0, self.batch, spec, name=name)
+        remembered = self._remembered
+        saved: AttentionSaved | None = remembered.recall(name)
+        if saved is None:
+            if self._gradient is None and not remembered.wants(name):
+                return super().attention(q, 0, spec, name)
+            saved = self.ops.attention_saving(q, self.cache, 0, self.batch, spec, name=name)
+            remembered.note(name, saved)
         self.keep(name, q, saved)
         return saved.out
+
+    def linear(self, linear: Linear, x: Tensor) -> Tensor:
+        y = self._remembered.recall(linear.name)
+        if y is None:
+            y = super().linear(linear, x)
+            self._remembered.note(linear.name, y)
+        else:
+            self.keep_input(linear, x)
+        return y
+
+    def linears(self, linears: Sequence[Linear], x: Tensor) -> list[Tensor]:
+        if any(self._remembered.recall(linear.name) is not None for linear in linears):
+            return [self.linear(linear, x) for linear in linears]
+        made = super().linears(linears, x)
+        for linear, y in zip(linears, made, strict=True):
+            self._remembered.note(linear.name, y)
+        return made
 
     def keep(self, name: str, *tensors: Tensor) -> None:
         """Keep tensors under the name of what was made with them."""
         if self._gradient is not None:
             self._kept[name] = tensors
+
+    def keep_input(self, linear: Linear, x: Tensor) -> None:
+        """Keep what the backward of a layer needs whose output is known, or isn't needed."""
+        if self._gradient is not None and linear.lora is not None:
+            self._reduced(linear, linear.lora, x)
 
     def kept(self, name: str) -> tuple[Any, ...]:
         """Return what `keep` was given."""
@@ -171,13 +204,22 @@ class TrainingPass(ForwardPass):
             return y
         if self._gradient is None and lora.is_zero:
             return y
-        x = self._dropped(x, linear, f"{name}.dropout")
-        u = ops.linear(x, lora.a, name=f"{name}.lora_A")
-        self.keep(name, x, u)
+        u = self._reduced(linear, lora, x)
         if lora.is_zero:
             return y
-        v = ops.linear(u, lora.b, name=f"{name}.lora_B")
-        return ops.add_scaled(y, v, lora.scale, name=f"{name}.adapted")
+        return ops.add_product(y, u, lora.b, lora.scale, product=f"{name}.lora_B", name=f"{name}.adapted")
+
+    def _reduced(self, linear: Linear, lora: Lora, x: Tensor) -> Tensor:
+        """x A^T with what is dropped of x, kept for the backward."""
+        name = linear.name
+        u = self._remembered.recall(f"{name}.lora_A")
+        if u is None or self._gradient is not None:
+            x = self._dropped(x, linear, f"{name}.dropout")
+        if u is None:
+            u = self.ops.linear(x, lora.a, name=f"{name}.lora_A")
+            self._remembered.note(f"{name}.lora_A", u, of=name)
+        self.keep(name, x, u)
+        return u
 
     def _dropped(self, x: Tensor, linear: Linear, name: str) -> Tensor:
         if self._dropout is None or linear.lora is None:
@@ -200,9 +242,11 @@ class TrainingPass(ForwardPass):
         du = ops.linear_backward(dv, lora.b, name=f"{name}.lora_A.backward")
         self._give(f"{name}.lora_A", ops.example_products(du, x, starts, name=f"{name}.lora_A.gradient"))
         self._give(f"{name}.lora_B", ops.example_products(dv, u, starts, name=f"{name}.lora_B.gradient"))
-        update = ops.linear_backward(du, lora.a, name=f"{name}.dropout.backward")
-        update = self._dropped(update, linear, f"{name}.dropout.backward")
-        return ops.add(dx, update, name=f"{name}.adapted.backward")
+        product, adapted = f"{name}.dropout.backward", f"{name}.adapted.backward"
+        if self._dropout is None:
+            return ops.add_product_backward(dx, du, lora.a, product=product, name=adapted)
+        update = ops.linear_backward(du, lora.a, name=product)
+        return ops.add(dx, self._dropped(update, linear, product), name=adapted)
 
     def linears_backward(self, linears: Sequence[Linear], dys: Sequence[Tensor]) -> Tensor:
         """Gradient of the input that several layers share, summed in their order."""

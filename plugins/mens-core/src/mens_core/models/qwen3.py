@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mens_core.models.layers import Attention, GatedMlp, Norm
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
+from mens_core.models.remembered import Part
 from mens_core.ops import RotaryTable, Tensor
 from mens_core.weights import Weights
 from vox_plugin_api.families.model_config import ModelConfig
@@ -49,6 +50,12 @@ class Layer:
         expanded = self.mlp.forward(run, self.post_attention_norm.forward(run, x))
         return run.ops.add(x, expanded, name=self.mlp_residual)
 
+    def again(self, run: TrainingPass, x: Tensor) -> None:
+        """Keep what `backward` needs of a forward whose result is known."""
+        attended = self.attention.forward(run, self.input_norm.forward(run, x))
+        x = run.ops.add(x, attended, name=self.attention_residual)
+        self.mlp.again(run, self.post_attention_norm.forward(run, x))
+
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
         """[N, D] to [N, D]."""
         branch = self.post_attention_norm.backward(run, self.mlp.backward(run, dy))
@@ -59,6 +66,12 @@ class Layer:
     def adapted(self, loras: Mapping[str, Lora]) -> Layer:
         """Return the same layer with these updates, and no others."""
         return replace(self, attention=self.attention.adapted(loras), mlp=self.mlp.adapted(loras))
+
+    def parts(self, longest: int) -> tuple[Part, ...]:
+        """What `again` takes over where it was remembered, in sequences of up to `longest` rows."""
+        mixed, projected, entering = self.attention.parts(longest)
+        opened, _ = self.mlp.parts
+        return mixed, projected, opened, entering
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -196,6 +196,7 @@ class Member:
             examples,
             first=ask.first,
             micro_batch_size=self._ask.micro_batch_size,
+            remember_bytes=self._ask.remember_bytes,
             dropout=Dropout(rate, self._ask.seed, ask.step) if rate else None,
         )
 

@@ -41,6 +41,7 @@ class Load(Message):
     adapter: AdapterConfig
     seed: int
     micro_batch_size: int | None
+    remember_bytes: int = 0
 
 
 class Connect(Message):
