@@ -117,7 +117,7 @@ test-metal:
 	@$(METAL_PYTHON) tests/torch_mps/check_metal.py
 
 bench-cuda:
-	@$(CUDA_PYTHON) bench/cuda.py --out bench/results
+	@$(CUDA_PYTHON) bench/inference_gpu.py --out bench/results
 
 clean:
 	rm -rf $(VENV) wheels build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The other side of gpu.py: a Qwen3 of the same shape in transformers, bf16, random weights.
+"""The other side of inference_gpu.py: a Qwen3 of the same shape in transformers, bf16, random weights.
 
 A decode step is transformers' own modules over its static cache, greedy, replayed as a CUDA graph.
 `graph`: the kernels that torch runs eagerly, captured as they are. `layers`: each decoder layer compiled by

@@ -105,7 +105,7 @@ def test_explain_says_why_not_without_a_gpu(tmp_path: Path):
         "tests/gpu/check_lane.py",
         "tests/gpu/check_ranks.py",
         "tests/gpu/check_fast.py",
-        "bench/cuda.py",
+        "bench/inference_gpu.py",
         "bench/fast.py",
     ],
 )

@@ -1,6 +1,7 @@
 """Measures the CUDA lane on this machine's GPU: decode, prefill, many requests at once, beside its limits.
 
-    python bench/cuda.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers] [--out FOLDER]
+    python bench/inference_gpu.py [--shapes 0.6b 8b] [--formats bf16 q8_0] [--rounds 3] [--transformers]
+        [--out FOLDER]
 
 Models of Qwen3's shapes with weights drawn by Philox; nothing is read from a disk. A decode step is one whole
 step of the model with the choice of its token, as a worker runs it. The copy bandwidth and, with
