@@ -247,6 +247,13 @@ def test_weights_lie_behind_one_another_and_large_ones_alone():
     assert not second.any()
 
 
+def test_a_kv_cache_that_the_system_does_not_reserve_is_refused_with_numbers(library):
+    with pytest.raises(BackendError) as caught:
+        CpuOps(library.kernels).new_kv_cache(layers=2, kv_heads=1, head_dim=16, blocks=1 << 40)
+    assert caught.value.error.code == "insufficient-memory"
+    assert caught.value.error.facts == {"needed_bytes": 2 * 128 * 32 * 4 << 40, "blocks": 1 << 40}
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_one_position_of_a_kv_cache_takes_a_fraction_of_a_huge_page():
     def resident() -> int:

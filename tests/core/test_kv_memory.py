@@ -120,6 +120,21 @@ def test_what_is_free_bounds_the_cache_and_the_context_and_is_told():
     assert plan(4 * BLOCK_BYTES, memory_bytes=BLOCK_BYTES).blocks == 1
 
 
+def test_a_context_that_was_asked_for_may_take_more_than_the_lanes_own_bound_if_it_is_free():
+    config = parse_config(json.loads(json.dumps(QWEN3)))
+    asked = LoadModelParams(model_dir="", model_digest="0" * 64, context_length=1024)
+    found = plan_kv_cache(config, asked, default_bytes=2 * BLOCK_BYTES, free_bytes=1 << 40)
+    assert (found.blocks, found.context_length) == (8, 1024)
+    unasked = asked.model_copy(update={"context_length": None})
+    assert plan_kv_cache(config, unasked, default_bytes=2 * BLOCK_BYTES).context_length == 256
+    # Not if the host has named the memory, nor if it isn't free.
+    for changes, free in (({"memory_bytes": 2 * BLOCK_BYTES}, 1 << 40), ({}, 4 * BLOCK_BYTES)):
+        with pytest.raises(BackendError, match="positions"):
+            plan_kv_cache(
+                config, asked.model_copy(update=changes), default_bytes=2 * BLOCK_BYTES, free_bytes=free
+            )
+
+
 @pytest.mark.parametrize(("free", "params", "remedy"), [
     (4 * BLOCK_BYTES, {"context_length": 512}, "at most 384 positions"),
     (BLOCK_BYTES, {}, "Close other programs"),

@@ -214,3 +214,8 @@ def test_what_is_kept_between_requests_takes_no_new_memory(model, make_backend):
     for i in range(6):
         Answer(backend, ask([i, *SYSTEM], 2))
     assert backend.unload(m.UnloadParams()).observation["peak_kv_blocks"] == max(3, freely) < 18
+    # Who named the memory gets all of it used: two whole blocks of each are kept.
+    load(backend, model, memory_bytes=20 * seen["block_bytes"])
+    for i in range(6):
+        Answer(backend, ask([i, *SYSTEM], 2))
+    assert backend.unload(m.UnloadParams()).observation["kept_kv_blocks"] == 12

@@ -173,7 +173,8 @@ def test_the_cache_is_what_the_working_set_has_room_for_beside_the_weights(start
     monkeypatch.setattr(plugin, "version", lambda name: "0.1.0")
     ready = started()
     block_bytes = 2 * 3 * 2 * 16 * 128 * 4
-    sizes = iter([1 << 30, 4 * block_bytes])  # before the weights, and beside them: a tenth of it is left
+    # Before the weights, by who plans and by who loads, and beside them: a tenth of it is left.
+    sizes = iter([1 << 30, 1 << 30, 4 * block_bytes])
     monkeypatch.setattr(ready.runtime, "working_set", lambda: WorkingSet(limit=next(sizes), held=0))
     backend = plugin.backend_on(ready)
     params = LoadModelParams(model_dir=str(write_model(tmp_path, QWEN3)), model_digest="0" * 64)

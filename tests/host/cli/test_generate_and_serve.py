@@ -55,6 +55,17 @@ def test_generate_prints_one_json_object_and_the_same_bytes_twice(home_and_comma
     assert run_command(command, environment, *arguments).stdout == first.stdout
 
 
+@pytest.mark.parametrize(("option", "bytes_"), [((), None), (("--kv-cache-mib", "3"), 3 << 20)])
+def test_the_memory_for_keys_and_values_is_the_users_or_the_plugins_own_bound(
+    home_and_command, option, bytes_
+):
+    command, environment = home_and_command({"tells_of": ["memory_bytes"]})
+    done = run_command(
+        command, environment, "generate", "--model", "tiny", "--prompt", "x", "--json", *option
+    )
+    assert f"memory_bytes: {bytes_}" in json.loads(done.stdout)["warnings"]
+
+
 @pytest.mark.parametrize("stop", [(), ("--stop", ", ")])
 def test_what_was_not_computed_again_is_part_of_the_usage(home_and_command, stop):
     command, environment = home_and_command({"observed": {"cached_tokens": 1}})

@@ -60,6 +60,8 @@ class ModelOptions:
     numerics: m.Numerics | None = None
     context_length: int | None = None
     """Positions for each sequence; None: the model's own, as far as memory goes."""
+    kv_cache_bytes: int | None = None
+    """Memory for keys and values; None: the plugin's own bound."""
     threads: int | None = None
     max_sequences: int = 64
     require_verified: bool = False
@@ -317,6 +319,7 @@ class _Start:
             context_length=self.options.context_length,
             numerics=self.options.numerics or default,
             threads=self.options.threads,
+            memory_bytes=self.options.kv_cache_bytes,
             max_sequences=self.options.max_sequences,
         )
 

@@ -49,6 +49,15 @@ class RunOptions:
             "--context-length", min=1, help="Tokens of prompt and answer together; default: the model's."
         ),
     ] = None
+    kv_cache_mib: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-mib",
+            min=1,
+            help="Memory for keys and values of all requests at once, and of earlier ones that later ones "
+            "begin like; default: the plugin's own bound.",
+        ),
+    ] = None
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
     ] = None
@@ -77,6 +86,7 @@ class RunOptions:
             plugin=self.plugin,
             numerics=None if self.numerics == "any" else self.numerics,  # type: ignore[arg-type]
             context_length=self.context_length,
+            kv_cache_bytes=None if self.kv_cache_mib is None else self.kv_cache_mib << 20,
             threads=self.threads,
             require_verified=self.require_verified,
             record=self.record,

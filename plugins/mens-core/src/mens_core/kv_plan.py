@@ -62,21 +62,25 @@ def plan_kv_cache(
     """Fit context and cache into the budget, and into what is free.
 
     A context that was asked for is provided or refused; without one it is the model's own, or
-    as much of it as the budget holds.
+    as much of it as the budget holds. The lane's own budget makes room for a context that was asked for;
+    one that the host names doesn't.
 
     Args:
         value_bytes: of one number of a key or value.
-        free_bytes: what could be taken now, the weights being loaded; None: not measured, or too early.
+        free_bytes: what could be taken now; None: not measured.
 
     Raises:
         BackendError: `context-too-long` or `insufficient-memory`; nothing was loaded.
     """
-    budget = default_bytes if params.memory_bytes is None else params.memory_bytes
+    block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * value_bytes
+    asked = blocks_for(params.context_length) if params.context_length else 1
+    budget = params.memory_bytes
+    if budget is None:
+        budget = max(default_bytes, asked * block_bytes) if params.context_length else default_bytes
     limit = "may use"
     if free_bytes is not None and usable_bytes(free_bytes) < budget:
         budget = usable_bytes(free_bytes)
         limit = f"of {free_bytes} bytes that are free here may use"
-    block_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BLOCK * value_bytes
     affordable = budget // block_bytes
     wanted = params.context_length or config.context_length
     if wanted > config.context_length:
@@ -87,14 +91,13 @@ def plan_kv_cache(
             facts={"requested": wanted, "model_context_length": config.context_length},
             remedy=f"Ask for at most {config.context_length}.",
         )
-    needed = blocks_for(wanted) if params.context_length else 1
-    if needed > affordable:
+    if asked > affordable:
         raise BackendError(
             "insufficient-memory",
-            f"the KV cache needs {needed * block_bytes} bytes for one sequence of "
-            f"{min(wanted, needed * BLOCK)} positions and {limit} {budget}; nothing was loaded",
+            f"the KV cache needs {asked * block_bytes} bytes for one sequence of "
+            f"{min(wanted, asked * BLOCK)} positions and {limit} {budget}; nothing was loaded",
             facts={
-                "needed_bytes": needed * block_bytes,
+                "needed_bytes": asked * block_bytes,
                 "budget_bytes": budget,
                 "free_bytes": free_bytes,
                 "block_bytes": block_bytes,

@@ -93,9 +93,17 @@ def load_served(
     path = Path(params.model_dir)
     try:
         config = parse_config(read_json_object(path / "config.json"), source=str(path / "config.json"))
-        plan = plan_kv_cache(
-            config, params, default_bytes=default_kv_bytes, value_bytes=service.kv_value_bytes
-        )
+
+        def plan_now() -> KvPlan:
+            return plan_kv_cache(
+                config,
+                params,
+                default_bytes=default_kv_bytes,
+                value_bytes=service.kv_value_bytes,
+                free_bytes=free_bytes(),
+            )
+
+        plan_now()
         checkpoint = Checkpoint.open(path)
         adapter = None if params.adapter is None else read_adapter(params.adapter, config)
         weights = weight_bytes(path)
@@ -123,16 +131,12 @@ def load_served(
     ops = loaded.model.ops
     distance = None if reference is None else compare_logits(reference, reference_logits(loaded.model))
     weights_read = time.perf_counter()
-    plan = plan_kv_cache(
-        config,
-        params,
-        default_bytes=default_kv_bytes,
-        value_bytes=service.kv_value_bytes,
-        free_bytes=free_bytes(),
-    )
+    plan = plan_now()
     memory = None
     if ops.kv_is_taken_when_touched:
-        memory = KvMemory(plan.block_bytes, free_bytes, plan.taken_freely(weights))
+        # Who named the memory has said what may be taken, for kept blocks too.
+        freely = plan.blocks if params.memory_bytes is not None else plan.taken_freely(weights)
+        memory = KvMemory(plan.block_bytes, free_bytes, freely)
     engine = Engine(
         loaded.model,
         loaded.model.new_cache(plan.blocks),

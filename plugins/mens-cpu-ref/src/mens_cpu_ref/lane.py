@@ -32,6 +32,7 @@ from mens_cpu_ref.matrices import FloatMatrix, KvCache
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.replaying import Replayer
 from mens_cpu_ref.rotary import RotaryTable
+from vox_plugin_api.backend import BackendError
 
 __all__ = ["CpuOps"]
 
@@ -74,10 +75,25 @@ class CpuOps(Ops):
         return load_float_vector(self._functions, stored, plus_one=plus_one)
 
     def new_kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> KvCache:
-        """Reserve blocks; memory is touched, and so taken, block by block as they are used."""
+        """Reserve blocks; memory is touched, and so taken, block by block as they are used.
+
+        Raises:
+            BackendError: `insufficient-memory`: so much can't even be reserved.
+        """
         stride = -(-head_dim // _STRIDE) * _STRIDE
-        keys = untouched_zeros(layers * blocks * kv_heads * head_dim * BLOCK, np.float32)
-        values = untouched_zeros(layers * blocks * kv_heads * BLOCK * stride, np.float32)
+        positions = layers * blocks * kv_heads * BLOCK
+        try:
+            keys = untouched_zeros(positions * head_dim, np.float32)
+            values = untouched_zeros(positions * stride, np.float32)
+        except OSError as problem:
+            needed = 4 * positions * (head_dim + stride)
+            raise BackendError(
+                "insufficient-memory",
+                f"{needed} bytes of addresses could not be reserved for the KV cache "
+                f"({problem.strerror}); nothing was loaded",
+                facts={"needed_bytes": needed, "blocks": blocks},
+                remedy="Ask for a shorter context or a smaller KV cache, or lift the limit (ulimit -v).",
+            ) from None
         return KvCache(
             kv_heads=kv_heads,
             head_dim=head_dim,
