@@ -7,7 +7,7 @@ Metal, or a program that plays one on the CPU.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ class Launch:
     threads: tuple[int, int]
     """How many threads in x and y; neither is 0. A device rounds x up to whole groups of
     `kernel_source.GROUP`, and the kernel ignores what is too much."""
+    _: KW_ONLY
     together: int = 1
     """Groups side by side in x that a device with such clusters starts so; a kernel does without."""
     shared: int = 0

@@ -51,7 +51,7 @@ class GridLaunches:
         if threads[1] > _MOST_ROWS:
             raise ValueError(f"{kernel}: {threads[1]} rows; a launch has at most {_MOST_ROWS}")
         if threads[0] and threads[1]:
-            self._device.launch(Launch(kernel, buffers, args, threads, shared))
+            self._device.launch(Launch(kernel, buffers, args, threads, shared=shared))
 
     def _rows(
         self,

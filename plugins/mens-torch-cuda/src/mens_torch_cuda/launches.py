@@ -182,7 +182,7 @@ class Launcher:
         groups = sum(-(-count // tile.outputs) for count in outputs)
         threads = (groups * tile.group, -(-rows // tile.rows))
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
-        self._device.launch(Launch(kernel, buffers, args, threads, tile.shared, tile.group))
+        self._device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
 
     def _with_codes(self, node: Node) -> None:
         rows, columns = node.outputs[0].shape
