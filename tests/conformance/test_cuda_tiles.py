@@ -63,16 +63,8 @@ def tiled(device, tile, weight, activations, rows, residual):
     )
     args = constants(weight.rows, 0, 0, weight.columns, rows, int(residual is not None))
     threads = (-(-weight.rows // tile.outputs) * tile.group, -(-rows // tile.rows))
-    device.launch(
-        Launch(
-            f"vox_step_tiles_{weight.format}_{tile.name}",
-            buffers,
-            args,
-            threads,
-            shared=tile.shared,
-            group=tile.group,
-        )
-    )
+    kernel = f"vox_step_tiles_{weight.format}_{tile.name}"
+    device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
     return out.view(np.float32)
 
 

@@ -20,7 +20,7 @@ from lanes.training import a_config, some_examples
 from mens_core.example_tree import ExampleTree
 from mens_core.peers import team
 from mens_core.peers.member import Member
-from mens_core.peers.messages import Alive, Done, End, Load, Work
+from mens_core.peers.messages import Alive, Broke, Done, End, Load, Work
 from mens_core.peers.sharing import shares
 from mens_core.peers.wire import Place
 from vox_plugin_api import messages as m
@@ -200,6 +200,21 @@ def test_an_answer_to_what_was_dropped_is_not_one(tmp_path):
         next(asked)
     assert ended.value.value == {1: own}
     ours.end(is_whole=False)
+
+
+def test_a_rank_s_last_words_are_its_own_and_it_takes_no_further_part(tmp_path, monkeypatch):
+    """In the midst of a step too: what it ended with says more than that it is gone."""
+    monkeypatch.setattr(team, "SILENCE_S", 1.0)
+    words = m.WorkerError(code="out-of-device-memory", message="there is no room", facts={"bytes": 5})
+    ours = team.Team(Place(tmp_path / "place", 0, 2), [Line(Alive(), Broke(number=None, error=words))])
+    with pytest.raises(BackendError) as caught:
+        list(ours._answers(Done, 2))
+    found = caught.value.error
+    assert (found.code, found.message) == ("out-of-device-memory", "rank 1: there is no room")
+    assert found.facts == {"bytes": 5, "rank": 1}
+    with pytest.raises(BackendError) as again:
+        ours.look()
+    assert again.value.error == found
 
 
 def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):

@@ -11,6 +11,7 @@ import torch
 from lanes.batches import Sequences
 from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from lanes.training import a_config
+from mens_core.micro_batches import Example
 from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_core.rotary import Rope, frequencies
 from mens_core.rotary import table as exact_angles
@@ -21,6 +22,7 @@ from mens_torch_cuda.fast.decoder import Decoder
 from mens_torch_cuda.fast.dropout import dropped
 from mens_torch_cuda.fast.flat_adapter import FlatAdapter
 from mens_torch_cuda.fast.groups import Group, Part, Update
+from mens_torch_cuda.fast.laid_out import LaidOut
 from mens_torch_cuda.fast.ops import FastOps
 from mens_torch_cuda.fast.recorded import filled_up
 from mens_torch_cuda.fast.rotary import FastRotaryTable
@@ -138,6 +140,20 @@ def test_what_weights_take_is_told_before_they_are_loaded(tmp_path, tied):
     matrices[id(model.head.embedding.weight)] = model.head.embedding.weight.nbytes
     told, held = weight_bytes(folder), sum(matrices.values())
     assert 0 <= told - held < 2000
+
+
+# --- examples side by side ------------------------------------------------------------------------------
+
+
+def test_examples_side_by_side_know_whose_row_is_whose_in_the_step():
+    examples = [Example((5, 6, 7, 8), (2, 3)), Example((9, 1), (1,))]
+    laid = LaidOut.of(examples, 4, CPU)
+    # Of the last learned token nothing is run but what precedes it.
+    assert laid.rows.token_ids.tolist() == [5, 6, 7, 9]
+    assert (laid.wanted.tolist(), laid.targets.tolist()) == ([1, 2, 3], [7, 8, 1])
+    places = [laid.place_of(row)[0] for row in range(4)]
+    assert [place["example"] for place in places] == [4, 4, 4, 5]
+    assert [place["position"] for place in places] == [0, 1, 2, 0]
 
 
 # --- updates -------------------------------------------------------------------------------------------

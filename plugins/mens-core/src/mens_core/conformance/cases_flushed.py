@@ -26,7 +26,7 @@ from mens_core.conformance.cases import Case
 from mens_core.conformance.inputs import BLOCKS, Floats, put, stored_float, weight
 from mens_core.ops import AttentionSpec, Batch, Format, Ops, StoredTensor
 
-__all__ = ["FLUSHED", "SMALLEST", "large", "small", "stored"]
+__all__ = ["FLUSHED", "SMALLEST", "codes", "large", "small", "stored"]
 
 Arrays = Iterator[npt.NDArray[Any]]
 
@@ -67,7 +67,7 @@ def large(format_: Format, sample: int, rows: int, columns: int) -> StoredTensor
 
 def _columns(format_: Format) -> int:
     """More than a chunk, or a chunk and a part of one."""
-    return 512 if format_.endswith("_k") else 160 if format_.startswith("q") else 131
+    return 512 if format_.endswith("_k") else 160 if format_.startswith("q") else 136
 
 
 def _embed(format_: Format, ops: Ops) -> Arrays:
@@ -88,12 +88,13 @@ def _embed(format_: Format, ops: Ops) -> Arrays:
 
 _SIZES = ((1, 5), (3, 5), (17, 130))
 """Rows and outputs of a product: one row, several, and enough of both for a tile."""
+_FLOAT_SIZES = (*((*size, 136) for size in _SIZES), (3, 5, 131), (17, 132, 131), (17, 132, 136))
+"""With inputs: in whole vectors and not, for lanes that lay out such weights anew."""
 
 
 def _linear(format_: Format, ops: Ops) -> Arrays:
     """Sums of products that are all flushed, and would be a normal number together; a fold that is."""
-    columns = _columns(format_)
-    for rows, outputs in _SIZES:
+    for rows, outputs, columns in _FLOAT_SIZES:
         x, w = np.abs(small(-118, rows, columns)), small(-12, outputs, columns)
         w[0] = np.abs(w[0])
         matrix = ops.load_matrix(stored(format_, w))
@@ -108,7 +109,7 @@ def _linear(format_: Format, ops: Ops) -> Arrays:
             yield ops.to_host(ops.linear(put(ops, small(100, rows, columns)), matrix, name="weights"))
 
 
-def _codes(rows: int, columns: int, exponent: int) -> Floats:
+def codes(rows: int, columns: int, exponent: int) -> Floats:
     """Activations whose int8 scale is 2^exponent, exactly, and whose codes are integers."""
     x = np.arange(rows * columns).reshape(rows, columns) * 37 % 255 - 127
     x[:, ::32] = 127
@@ -120,15 +121,15 @@ def _quantised(format_: Format, ops: Ops) -> Arrays:
     columns = _columns(format_)
     for rows, outputs in _SIZES:
         matrix = ops.load_matrix(weight(format_, 303, outputs, columns))
-        yield ops.to_host(ops.linear(put(ops, _codes(rows, columns, -120)), matrix, name="results"))
+        yield ops.to_host(ops.linear(put(ops, codes(rows, columns, -120)), matrix, name="results"))
         # An activation's scale that is flushed, against weights that would make it great again.
         matrix = ops.load_matrix(large(format_, 304, outputs, columns))
-        yield ops.to_host(ops.linear(put(ops, _codes(rows, columns, -130)), matrix, name="activations"))
+        yield ops.to_host(ops.linear(put(ops, codes(rows, columns, -130)), matrix, name="activations"))
 
 
 def _linear_many(ops: Ops) -> Arrays:
     weights = (weight("q8_0", 305, 9, 256), weight("q4_k", 306, 10, 256), stored_float(small(-12, 11, 256)))
-    x = put(ops, _codes(2, 256, -121))
+    x = put(ops, codes(2, 256, -121))
     names = [stored.format for stored in weights]
     for y in ops.linear_many(x, [ops.load_matrix(stored) for stored in weights], names=names):
         yield ops.to_host(y)

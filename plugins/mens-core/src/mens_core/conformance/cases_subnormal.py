@@ -14,17 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.conformance.cases_backward import TrainingCase
-from mens_core.conformance.cases_flushed import SMALLEST, large, small, stored
-from mens_core.conformance.inputs import BLOCKS, stored_float
+from mens_core.conformance.cases_flushed import SMALLEST, codes, large, small, stored
+from mens_core.conformance.inputs import BLOCKS, stored_float, weight
 from mens_core.ops import AttentionSpec, Batch, Format, StoredTensor
 from mens_core.training_ops import TrainingOps
 
-__all__ = ["SUBNORMAL", "great_weights", "turned", "whole"]
+__all__ = ["SUBNORMAL", "block_of", "great_weights", "turned", "whole"]
 
 Arrays = Iterator[npt.NDArray[Any]]
 
 F32 = np.float32
 _FORMATS: tuple[Format, ...] = ("f32", "f16", "bf16", *BLOCKS)
+_ROWS = 20
+"""Enough that a lane may take other kernels than for a few."""
 
 
 def whole(rows: int) -> Batch:
@@ -48,6 +50,11 @@ def turned(operator: str, ops: TrainingOps) -> Arrays:
         yield ops.to_host(getattr(ops, operator)(x, 2, table, positions, name="turned"))
 
 
+def block_of(format_: Format) -> int:
+    """Columns of a quantised weight: a super-block, or three blocks."""
+    return BLOCKS[format_][0] if format_.endswith("_k") else 3 * BLOCKS[format_][0]
+
+
 def great_weights(format_: Format, rows: int, columns: int) -> StoredTensor:
     """Numbers of 2^14 or more."""
     if format_ in BLOCKS:
@@ -56,21 +63,36 @@ def great_weights(format_: Format, rows: int, columns: int) -> StoredTensor:
 
 
 def _linear(format_: Format, ops: TrainingOps) -> Arrays:
-    """Activations that are subnormal; of quantised weights, beside one that makes their scale 2^-126."""
-    columns = 256 if format_.endswith("_k") else 96 if format_ in BLOCKS else 83
-    for rows, outputs in ((1, 5), (3, 5), (17, 130)):
+    """Activations that are subnormal; of quantised weights, beside one that makes their scale 2^-126.
+
+    Of those also products of two scales that are flushed, as in serving.
+    """
+    # Floats in whole vectors and not; many rows with many outputs, and with few.
+    sizes: tuple[tuple[int, int, int], ...] = (
+        (1, 5, 83),
+        (3, 5, 88),
+        (17, 132, 88),
+        (17, 20, 88),
+        (17, 130, 83),
+    )
+    if format_ in BLOCKS:
+        sizes = tuple((rows, outputs, block_of(format_)) for rows, outputs, _ in sizes[:3])
+    for rows, outputs, columns in sizes:
         x = small(-127, rows, columns)
         if format_ in BLOCKS:
             x[:, ::32] = 127 * SMALLEST
-        made = ops.linear(
-            ops.from_host(x), ops.load_matrix(great_weights(format_, outputs, columns)), name="operands"
-        )
-        yield ops.to_host(made)
+        matrix = ops.load_matrix(great_weights(format_, outputs, columns))
+        yield ops.to_host(ops.linear(ops.from_host(x), matrix, name="operands"))
+        if format_ in BLOCKS:
+            matrix = ops.load_matrix(weight(format_, 312, outputs, columns))
+            x = codes(rows, columns, -120)
+            yield ops.to_host(ops.linear(ops.from_host(x), matrix, name="results"))
 
 
 def _norm(operator: str, ops: TrainingOps) -> Arrays:
     """x below 2^-126, beside a root that makes it great."""
-    x, w = small(-130, 3, 48), ops.load_vector(stored_float(small(0, 48 if operator == "rms_norm" else 16)))
+    width = 48 if operator == "rms_norm" else 16
+    x, w = small(-130, _ROWS, 48), ops.load_vector(stored_float(small(0, width)))
     if operator == "rms_norm":
         yield ops.to_host(ops.rms_norm(ops.from_host(x), w, SMALLEST, name="operands"))
     else:
@@ -82,10 +104,10 @@ def _attention(ops: TrainingOps) -> Arrays:
     spec = AttentionSpec(heads=2, kv_heads=1, head_dim=8, scale=1.0)
     for q, k in ((-128, 126), (126, -128)):
         cache = ops.new_kv_cache(layers=1, kv_heads=1, head_dim=8, blocks=1)
-        batch = whole(5)
-        keys, values = np.abs(small(k, 5, 8)), small(0, 5, 8)
+        batch = whole(_ROWS)
+        keys, values = np.abs(small(k, _ROWS, 8)), small(0, _ROWS, 8)
         ops.kv_append(cache, 0, ops.from_host(keys), ops.from_host(values), batch)
-        queries = ops.from_host(np.abs(small(q, 5, 16)))
+        queries = ops.from_host(np.abs(small(q, _ROWS, 16)))
         yield ops.to_host(ops.attention(queries, cache, 0, batch, spec, name="operands"))
 
 

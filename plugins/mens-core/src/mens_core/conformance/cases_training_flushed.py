@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mens_core.conformance.cases_backward import TrainingCase
 from mens_core.conformance.cases_flushed import SMALLEST, small
-from mens_core.conformance.cases_subnormal import SUBNORMAL, great_weights, turned, whole
+from mens_core.conformance.cases_subnormal import SUBNORMAL, block_of, great_weights, turned, whole
 from mens_core.conformance.inputs import BLOCKS, Floats, stored_float, weight
 from mens_core.ops import AttentionSpec, Format, Ints
 from mens_core.training_ops import AdamW, DropoutKey, TrainingOps
@@ -86,10 +86,14 @@ def _softcap_backward(ops: TrainingOps) -> Arrays:
     yield ops.to_host(ops.softcap_backward(ops.from_host(small(0, 2, 37)), x, SMALLEST, name="x"))
 
 
+_ROWS = 20
+"""Enough that a lane may make products over pairs of positions."""
+
+
 def _attention_backward(ops: TrainingOps) -> Arrays:
-    rows = 5
+    rows = _ROWS
     q, k, v, dy = small(-1, rows, 16), small(-1, rows, 8), small(0, rows, 8), small(0, rows, 16)
-    less, great = small(-10, rows, 16), np.abs(small(126, rows, 16))
+    less, great = small(-12, rows, 16), np.abs(small(126, rows, 16))
     for operands, scale in (
         # Scores, gradients and values that are flushed.
         ((np.abs(small(-66, rows, 16)), np.abs(small(-66, rows, 8)), v, dy), 2.0**127),
@@ -108,8 +112,8 @@ def _attention_backward(ops: TrainingOps) -> Arrays:
 
 def _attention_softcap_backward(ops: TrainingOps) -> Arrays:
     """Scores over the cap that are flushed; then gradients that are, behind a cap that bends."""
-    q, k = np.abs(small(-2, 5, 16)), np.abs(small(-2, 5, 8))
-    v, dy = small(0, 5, 8), small(0, 5, 16)
+    q, k = np.abs(small(-2, _ROWS, 16)), np.abs(small(-2, _ROWS, 8))
+    v, dy = small(0, _ROWS, 8), small(0, _ROWS, 16)
     yield from _attended(ops, q, k, v, dy, scale=0.5, softcap=2.0**127)
     yield from _attended(ops, q, k, v, np.full_like(dy, SMALLEST), scale=8.0, softcap=2.0)
 
@@ -143,8 +147,16 @@ _STARTS: Ints = np.array([0, 130, 130, 140], np.int32)
 
 
 def _linear_backward(format_: Format, ops: TrainingOps) -> Arrays:
-    columns = 256 if format_.endswith("_k") else 96 if format_ in BLOCKS else 83
-    for rows, outputs in ((1, 5), (3, 131), (17, 128)):
+    sizes: tuple[tuple[int, int, int], ...] = (
+        (1, 5, 83),
+        (3, 131, 88),
+        (17, 128, 83),
+        (17, 128, 88),
+        (17, 128, 40),
+    )
+    if format_ in BLOCKS:
+        sizes = tuple((rows, outputs, block_of(format_)) for rows, outputs, _ in sizes[:3])
+    for rows, outputs, columns in sizes:
         matrix = ops.load_matrix(weight(format_, 310, outputs, columns))
         dy = np.zeros((rows, outputs), F32)
         dy[:, -1] = np.ldexp(F32(1), -125 + np.arange(rows) % 3)
@@ -156,11 +168,14 @@ def _linear_backward(format_: Format, ops: TrainingOps) -> Arrays:
 
 def _matrix(ops: TrainingOps) -> Arrays:
     """A weight made of a tensor that holds subnormals."""
-    for outputs in (5, 130):
-        matrix = ops.matrix(ops.from_host(small(-130, outputs, 83)), name="adapter")
+    # Of few outputs and of few inputs, as adapters are.
+    for outputs, columns in ((5, 83), (130, 83), (20, 88), (20, 40)):
+        matrix = ops.matrix(ops.from_host(small(-130, outputs, columns)), name="adapter")
         for rows in (1, 3, 17):
-            yield ops.to_host(ops.linear(ops.from_host(small(100, rows, 83)), matrix, name="y"))
-        yield ops.to_host(ops.linear_backward(ops.from_host(small(100, 3, outputs)), matrix, name="dx"))
+            yield ops.to_host(ops.linear(ops.from_host(small(100, rows, columns)), matrix, name="y"))
+        for rows in (3, 17):
+            dy = ops.from_host(small(100, rows, outputs))
+            yield ops.to_host(ops.linear_backward(dy, matrix, name="dx"))
         ids = np.array([1, 0, 4], np.int32)
         yield ops.to_host(ops.embed(matrix, ids, 2.0**100, name="rows"))
 
@@ -168,9 +183,11 @@ def _matrix(ops: TrainingOps) -> Arrays:
 def _example_products(ops: TrainingOps) -> Arrays:
     rows = int(_STARTS[-1])
     for one, two in ((-66, -66), (-130, 100)):
-        a, b = ops.from_host(np.abs(small(one, rows, 21))), ops.from_host(np.abs(small(two, rows, 75)))
-        for left, right in ((a, b), (b, a)):
-            yield from map(ops.to_host, ops.example_products(left, right, _STARTS, name="gradient"))
+        a = ops.from_host(np.abs(small(one, rows, 9)))
+        for width in (39, 40):
+            b = ops.from_host(np.abs(small(two, rows, width)))
+            for left, right in ((a, b), (b, a)):
+                yield from map(ops.to_host, ops.example_products(left, right, _STARTS, name="gradient"))
 
 
 def _embed_backward(ops: TrainingOps) -> Arrays:
