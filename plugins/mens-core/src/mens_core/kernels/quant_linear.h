@@ -12,9 +12,8 @@
 namespace vox {
 namespace VOX_ISA {
 
-// Bytes ahead of use at which the stream is asked for, as measured (docs/log.md): whole bytes go by fastest and
-// want it near, what is put together from nibbles and planes wants it far.
-constexpr int kNear = 2048, kFar = 8192;
+// Bytes ahead of use at which the stream is asked for, as measured for every format (docs/log.md).
+constexpr int kAhead = 1024;
 
 // --- codes ---------------------------------------------------------------------------------
 // Blocks of 32: `codes<G>(record)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
@@ -22,7 +21,6 @@ constexpr int kNear = 2048, kFar = 8192;
 
 struct CodesQ8_0 {
   using Record = quant::RecordQ8_0;
-  static constexpr int ahead = kNear;
   static constexpr int log2_offset = kFullOffsetLog2;
   template <int G>
   CANON FullBytes codes(const uint8_t* record) {
@@ -39,7 +37,6 @@ CANON Bytes nibbles32(const uint8_t* codes) {
 }
 struct CodesQ4_0 {
   using Record = quant::RecordQ4_0;
-  static constexpr int ahead = kFar;
   static constexpr int log2_offset = 3;
   template <int G>
   CANON Bytes codes(const uint8_t* record) {
@@ -50,7 +47,6 @@ struct CodesQ4_0 {
 // One byte of the plane holds bit 4 of eight codes: bit G belongs to k-group G.
 struct CodesQ5_0 {
   using Record = quant::RecordQ5_0;
-  static constexpr int ahead = kFar;
   static constexpr int log2_offset = 4;
   template <int G>
   CANON Bytes codes(const uint8_t* record) {
@@ -110,10 +106,9 @@ struct CodesQ6_K {
 
 // Step I of N over `bytes` of the stream: its share of cache lines. Spread out, so that no burst fills
 // the core's few line buffers.
-template <int AHEAD>
 CANON void prefetch_share(const uint8_t* from, int bytes, int i, int n) {
   const int lines = bytes / 64;
-  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + AHEAD + 64 * line);
+  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + kAhead + 64 * line);
 }
 
 // R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
@@ -156,7 +151,7 @@ static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask
     const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
     const uint8_t* scales = record;
     record += quant::chunk_scale_bytes(in_chunk);
-    prefetch_share<F::ahead>(scales, 128, 0, 1);
+    prefetch_share(scales, 128, 0, 1);
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
     for (int64_t b = 0; b < in_chunk; ++b, record += F::Record::bytes, scales += 32, x.next()) {
@@ -164,7 +159,7 @@ static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask
       for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum);
       unroll<8>([&](auto g) {
         constexpr int G = decltype(g)::value;
-        prefetch_share<F::ahead>(record, F::Record::bytes, G, 8);
+        prefetch_share(record, F::Record::bytes, G, 8);
         const auto w = F::template codes<G>(record);
         for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
       });
@@ -181,7 +176,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
   Panels<quant::Block256, R> x(task, row, blocks);
   const uint8_t* record = group;
   for (int64_t b = 0; b < blocks; ++b, record += Record::bytes, x.next()) {
-    prefetch_share<kFar>(record, Record::parts, 0, 1);
+    prefetch_share(record, Record::parts, 0, 1);
     VI u[R];
     for (int r = 0; r < R; ++r) u[r] = i_splat(0);
     for (int i = 0; i < 4; ++i) {
@@ -193,7 +188,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
         for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
-          prefetch_share<kFar>(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
+          prefetch_share(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
           const Bytes w = F::template codes<J, G>(part);
           for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
         });
