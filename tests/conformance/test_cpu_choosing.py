@@ -32,6 +32,7 @@ from mens_cpu_ref.library import Library, load_library
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.reference_lane import ReferenceOps
 from mens_cpu_ref.searching import Search
+from mens_cpu_ref.update_library import UPDATE_OPERATORS
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +110,20 @@ def test_every_other_operator_gives_the_same_bytes_from_halves(library, rows):
     x = rng.standard_normal((rows, 96), dtype=np.float32)
     reference = quantised.pack_matrix(library.reference, weight)
     ids = np.array([69, 0, 16, 15], np.int32)
+    dy = rng.standard_normal((rows, 70), dtype=np.float32)
+    gradients = {}
     for isa in isas(library):
         library.force_isa(isa)
         matrix = quantised.pack_matrix(library.kernels, weight)
         assert_same(product(library.kernels, weight, x), product(library.reference, weight, x))
         found, _ = quantised.take_rows(library.kernels, matrix, ids, 3.5)
         assert found.tobytes() == quantised.take_rows(library.reference, reference, ids, 3.5)[0].tobytes()
+        for prefix, w in (("vox_", matrix), ("ref_", reference)):
+            backward = library.bind(prefix, UPDATE_OPERATORS)["quant_linear_backward"]
+            gradients[prefix] = np.empty((rows, 96), np.float32)
+            place = address_of(gradients[prefix])
+            assert backward(w.number, w.address, 70, 96, address_of(dy), rows, place) == 0
+        assert gradients["vox_"].tobytes() == gradients["ref_"].tobytes()
 
 
 def tight_rows(rng: np.random.Generator, outputs: int, q: np.ndarray) -> np.ndarray:

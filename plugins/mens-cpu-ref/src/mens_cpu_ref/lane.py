@@ -129,7 +129,9 @@ class CpuOps(Ops):
         if not wishes or not all(wish.is_for_greatest for wish in wishes):
             return super().run_and_read(step, batch, cache, wishes)
         self.take_faults()  # of a step that was given up half-way
-        hidden = self.take_rows(step.hidden(self, batch, cache), batch.logit_rows)
+        hidden = step.hidden(self, batch, cache)
+        if len(batch.logit_rows) < len(batch.positions):  # ascending: else they are all rows
+            hidden = self.take_rows(hidden, batch.logit_rows)
         faults = self.take_faults()
         ids = None if faults else step.greatest(self, hidden, batch, cache)
         if ids is not None and not self._faults:
