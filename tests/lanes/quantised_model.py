@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from vox_plugin_api.families import parse_config
 FORMATS = ("Q8_0", "Q4_0", "Q5_0")
 
 
-def write_both(path: Path, config: dict[str, Any], *, seed: int = 3) -> tuple[Path, Path]:
+def write_both(
+    path: Path, config: dict[str, Any], *, seed: int = 3, formats: Sequence[str] = FORMATS
+) -> tuple[Path, Path]:
     """Write the quantised and the dequantised model into folders of `path`."""
     tensors = random_tensors(parse_config(config), seed)
     stored, plain, described = {}, {}, {}
@@ -24,7 +27,7 @@ def write_both(path: Path, config: dict[str, Any], *, seed: int = 3) -> tuple[Pa
         if values.ndim == 1:
             stored[name] = plain[name] = values
             continue
-        kind = gguf.GGMLQuantizationType[FORMATS[number % len(FORMATS)]]
+        kind = gguf.GGMLQuantizationType[formats[number % len(formats)]]
         blocks = gguf.quants.quantize(values, kind)
         stored[name] = blocks.reshape(-1)
         described[name] = {"format": kind.name.lower(), "shape": list(values.shape)}

@@ -4,6 +4,7 @@
 #include "quant_formats.h"
 #include "quant_kernels.h"
 #include "quant_pack.h"
+#include "quant_table.h"
 
 namespace {
 
@@ -20,9 +21,13 @@ bool is_possible(int32_t format, int64_t rows, int64_t columns) {
   return block != 0 && rows > 0 && columns > 0 && columns % block == 0;
 }
 
-int64_t groups_of(int64_t rows) { return (rows + vox::quant::kGroupRows - 1) / vox::quant::kGroupRows; }
+using vox::quant::groups_of;
 
 }  // namespace
+
+namespace vox {
+const QuantKernels& quant_kernels_in_use() { return kQuant.active(); }
+}  // namespace vox
 
 extern "C" {
 
@@ -75,7 +80,7 @@ int64_t vox_quant_rows(int32_t format, const uint8_t* packed, int64_t rows, int6
                        int64_t count, float scale, float* out) {
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= rows) return VOX_OUT_OF_RANGE;
-  const vox::quant::RowsTask task = {format, packed, columns, ids, scale, out};
+  const vox::quant::RowsTask task = {format, packed, rows, columns, ids, scale, out};
   return vox::run({vox::quant::rows_part, &task, count, columns * 2});
 }
 }

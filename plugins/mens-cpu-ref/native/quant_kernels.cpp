@@ -2,6 +2,7 @@
 #include "quant_kernels.h"
 
 #include "quant_activations.h"
+#include "quant_choose.h"
 #include "quant_linear.h"
 
 namespace vox {
@@ -10,6 +11,10 @@ namespace VOX_ISA {
 const QuantKernels quant_kernels = {
     quant_linear_part,
     quantise_part,
+    choose_prepare_part,
+    choose_bound_part,
+    choose_floor_part,
+    choose_search_part,
 };
 
 }  // namespace VOX_ISA

@@ -8,6 +8,7 @@ namespace vox {
 struct QuantKernels {
   Part linear;
   Part activations;
+  Part choose_prepare, choose_bound, choose_floor, choose_search;
 };
 
 #if defined(VOX_HAS_AVX2) || defined(VOX_ISA_AVX2)

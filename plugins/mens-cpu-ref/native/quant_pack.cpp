@@ -72,10 +72,22 @@ void pack_k_scales(const uint8_t* file, int row, uint8_t* record) {
   }
 }
 
+// The upper or the lower four bits of 32 codes, as nibbles of columns i and i + 16.
+void spread_half(const uint8_t* codes, bool upper, uint8_t* to) {
+  for (int i = 0; i < 16; ++i) {
+    const int first = codes[i] ^ 0x80, second = codes[i + 16] ^ 0x80;
+    const int nibbles = upper ? first >> 4 | (second & 0xF0) : (first & 15) | (second & 15) << 4;
+    to[i / 4 * kKGroupBytes + i % 4] = static_cast<uint8_t>(nibbles);
+  }
+}
+
 // One block of one row into its row's bytes of the record.
 void pack_record(int32_t format, const uint8_t* file, int row, uint8_t* record) {
   uint8_t* lane = record + 4 * row;  // this row's bytes, were the record one k-group
   switch (format) {
+    case kQ8_0Upper:
+    case kQ8_0Lower:
+      return spread_half(file + 2, format == kQ8_0Upper, lane);
     case kQ8_0:
       return spread(file + 2, 8, lane, 0x80808080u);
     case kQ4_0:
@@ -127,11 +139,12 @@ int nibble(const uint8_t* codes, int k_group, int row, int t, bool high) {
   return high ? byte >> 4 : byte & 15;
 }
 
-void unpack32(int32_t format, const uint8_t* record, float d, int row, float* out) {
+void unpack32(int32_t format, const uint8_t* record, const uint8_t* lower, float d, int row, float* out) {
   for (int i = 0; i < 32; ++i) {
     const int g = i / 4, t = i % 4;
     int q = 0;
     if (format == kQ8_0) q = record[g * kKGroupBytes + 4 * row + t] - 128;
+    if (format == kQ8_0Upper) q = (nibble(record, g % 4, row, t, g >= 4) << 4 | nibble(lower, g % 4, row, t, g >= 4)) - 128;
     if (format == kQ4_0) q = nibble(record, g % 4, row, t, g >= 4) - 8;
     if (format == kQ5_0) {
       const int high = record[RecordQ5_0::high + 4 * row + t] >> g & 1;
@@ -168,9 +181,10 @@ void unpack_q6_k(const uint8_t* record, float d, int row, float* out) {
 }
 
 // One block of row `row` to float32, in GGML's order of operations, each rounded once.
-void unpack_block(int32_t format, const uint8_t* record, const uint8_t* scales, int row, float* out) {
+void unpack_block(int32_t format, const uint8_t* record, const uint8_t* lower, const uint8_t* scales, int row,
+                  float* out) {
   const float d = scalar::f16_to_f32(load_u16(scales + 2 * row));
-  if (layout_of(format).block == 32) unpack32(format, record, d, row, out);
+  if (layout_of(format).block == 32) unpack32(format, record, lower, d, row, out);
   else if (format == kQ6_K) unpack_q6_k(record, d, row, out);
   else unpack_with_min(format, record, d, scalar::f16_to_f32(load_u16(scales + 32 + 2 * row)), row, out);
 }
@@ -191,7 +205,7 @@ int64_t pack_part(const void* opaque, int64_t begin, int64_t end, void*) {
       for (int row = 0; row < rows; ++row) {
         const uint8_t* file = task.file + ((first + row) * blocks + b) * layout.file_bytes;
         pack_record(task.format, file, row, to + place.record);
-        if (pack_scales(task.format, file, row, to + place.scales)) continue;
+        if (task.format == kQ8_0Lower || pack_scales(task.format, file, row, to + place.scales)) continue;
         if (fault == 0 || first + row + 1 < fault) fault = first + row + 1;
       }
     }
@@ -205,11 +219,14 @@ int64_t rows_part(const void* opaque, int64_t begin, int64_t end, void*) {
   const int64_t blocks = task.columns / layout.block;
   int64_t fault = 0;
   for (int64_t i = begin; i < end; ++i) {
-    const uint8_t* group = task.packed + task.ids[i] / kGroupRows * group_bytes(layout, blocks);
+    const int64_t number = task.ids[i] / kGroupRows;
+    const uint8_t *group = task.packed + number * group_bytes(layout, blocks),
+                  *lower = task.packed + lower_of(layout, task.rows, blocks, number);
     float* out = task.out + i * task.columns;
     for (int64_t b = 0; b < blocks; ++b) {
       const Place place = place_of(layout, blocks, b);
-      unpack_block(task.format, group + place.record, group + place.scales, task.ids[i] % kGroupRows, out + b * layout.block);
+      unpack_block(task.format, group + place.record, lower + b * layout.lower_bytes, group + place.scales,
+                   task.ids[i] % kGroupRows, out + b * layout.block);
     }
     for (int64_t c = 0; c < task.columns; ++c) out[c] = out[c] * task.scale;
     for (int64_t c = 0; c < task.columns; ++c)

@@ -17,7 +17,7 @@ int64_t pack_part(const void* task, int64_t begin, int64_t end, void*);
 struct RowsTask {
   int32_t format;
   const uint8_t* packed;
-  int64_t columns;
+  int64_t rows, columns;
   const int32_t* ids;
   float scale;
   float* out;

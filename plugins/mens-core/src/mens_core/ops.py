@@ -144,6 +144,10 @@ class ServedStep(Protocol):
         """[L, D] to [L, V]."""
         ...
 
+    def greatest(self, ops: Ops, hidden: Tensor, batch: Batch, cache: KvCache) -> Ints | None:
+        """[L, D] to the `argmax` of the logits [L] by `Ops.greatest`; None where they take more."""
+        ...
+
 
 class Ops(ABC):
     """The operators of one lane. `name` says which tensor of the model is being made."""
@@ -202,6 +206,10 @@ class Ops(ABC):
     def linear_many(self, x: Tensor, weights: Sequence[Matrix], *, names: Sequence[str]) -> list[Tensor]:
         """Fusion: `linear` of the same x with several weights (activations are quantised once)."""
         return [self.linear(x, weight, name=name) for weight, name in zip(weights, names, strict=True)]
+
+    def greatest(self, x: Tensor, weight: Matrix, *, name: str) -> Ints:
+        """Fusion: `argmax` of `linear`; a lane need not compute all outputs: [N]."""
+        return self.argmax(self.linear(x, weight, name=name))
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, name: str) -> Tensor:
@@ -270,12 +278,18 @@ class Ops(ABC):
         Wishes of a row that has a fault are not read: an empty `Reading`.
         """
         logits, faults = self.run_step(step, batch, cache)
+        return logits, faults, self.read_step(logits, faults, batch, wishes)
+
+    def read_step(
+        self, logits: Tensor, faults: Sequence[Fault], batch: Batch, wishes: Sequence[Wish]
+    ) -> list[Reading]:
+        """What is wished of the logits of a step with these faults, one reading per wish."""
         spoiled = {row for fault in faults for row in fault.rows}
         left = [i for i, wish in enumerate(wishes) if int(batch.logit_rows[wish.row]) not in spoiled]
         readings = [Reading() for _ in wishes]
         for i, reading in zip(left, read_logits(self, logits, [wishes[i] for i in left]), strict=True):
             readings[i] = reading
-        return logits, faults, readings
+        return readings
 
     # --- choosing tokens -----------------------------------------------------------------------
 

@@ -42,6 +42,11 @@ class Wish:
     temperature: float = 0.0
     """Of the weights that `draw` is given."""
 
+    @property
+    def is_for_greatest(self) -> bool:
+        """Whether nothing is asked but the token of the highest logit, as the model made it."""
+        return self.is_chosen and self.draw is None and not self.is_scored and self.penalty is None
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

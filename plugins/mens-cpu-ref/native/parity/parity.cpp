@@ -56,6 +56,8 @@ void compare(const char* name, size_t count, Kernel kernel, Reference reference)
   const int64_t a = kernel(k.data()), b = reference(r.data());
   report(name, k, r, a, b);
 }
+#define COMPARE_SIDES(name, count, kernel, reference) \
+  compare(name, count, [&](float* out) { return kernel; }, [&](float* out) { return reference; })
 #define COMPARE(name, count, call, ...)                                              \
   compare(name, count, [&](float* out) { return vox_##call(__VA_ARGS__, out); },     \
           [&](float* out) { return ref_##call(__VA_ARGS__, out); })
@@ -281,6 +283,48 @@ void quantised_rows(int32_t format) {
           side(ref_quant_pack, ref_quant_packed_bytes, ref_quant_rows));
 }
 
+// Q8_0 packed in halves beside Q8_0 as the reference has it, and the greatest output beside all of them.
+void halves(int64_t rows) {
+  const int64_t outputs = 1037, columns = 96;
+  std::vector<uint8_t> file(static_cast<size_t>(vox_quant_file_bytes(0, outputs, columns)));
+  for (auto& byte : file) byte = static_cast<uint8_t>(word() >> 24);
+  for (size_t at = 0; at < file.size(); at += 34) file[at + 1] = static_cast<uint8_t>(0x10 | (file[at + 1] & 0x83));
+  const int64_t upper = vox_quant_packed_bytes(VOX_Q8_0_UPPER, outputs, columns);
+  std::vector<uint8_t> packed(static_cast<size_t>(upper + vox_quant_packed_bytes(VOX_Q8_0_LOWER, outputs, columns)));
+  vox_quant_pack(VOX_Q8_0_UPPER, file.data(), outputs, columns, packed.data());
+  vox_quant_pack(VOX_Q8_0_LOWER, file.data(), outputs, columns, packed.data() + upper);
+  std::vector<uint8_t> whole(static_cast<size_t>(ref_quant_packed_bytes(0, outputs, columns)));
+  ref_quant_pack(0, file.data(), outputs, columns, whole.data());
+  const Floats x = numbers(static_cast<size_t>(rows * columns)), dy = numbers(static_cast<size_t>(rows * outputs));
+  std::vector<uint8_t> codes(static_cast<size_t>(vox_quant_activation_bytes(32, rows, columns)) + 64), ref_codes = codes;
+  vox_quant_activations(32, x.data(), rows, columns, codes.data());
+  ref_quant_activations(32, x.data(), rows, columns, ref_codes.data());
+  const auto product = [&](float* out) {
+    return ref_quant_linear(0, whole.data(), outputs, columns, ref_codes.data(), rows, out);
+  };
+  char name[32];
+  snprintf(name, sizeof name, "halves/%d", static_cast<int>(rows));
+  compare(name, static_cast<size_t>(rows * outputs), [&](float* out) {
+    return vox_quant_linear(VOX_Q8_0_UPPER, packed.data(), outputs, columns, codes.data(), rows, out);
+  }, product);
+  snprintf(name, sizeof name, "halves greatest/%d", static_cast<int>(rows));
+  std::vector<int32_t> ids(static_cast<size_t>(rows)), ref_ids = ids;
+  std::vector<uint8_t> memory(static_cast<size_t>(vox_quant_choose_bytes(outputs, columns, rows)));
+  Floats all(static_cast<size_t>(rows * outputs));
+  product(all.data());
+  int64_t searched = 0;
+  report(name, ids, ref_ids,
+         vox_quant_choose(packed.data(), outputs, columns, x.data(), rows, memory.data(), ids.data(), &searched),
+         ref_argmax(all.data(), rows, outputs, ref_ids.data()));
+  const int32_t some[4] = {1036, 0, 16, 15};
+  COMPARE_SIDES("halves rows", size_t{4 * columns},
+                vox_quant_rows(VOX_Q8_0_UPPER, packed.data(), outputs, columns, some, 4, 25.25f, out),
+                ref_quant_rows(0, whole.data(), outputs, columns, some, 4, 25.25f, out));
+  COMPARE_SIDES("halves backward", static_cast<size_t>(rows * columns),
+                vox_quant_linear_backward(VOX_Q8_0_UPPER, packed.data(), outputs, columns, dy.data(), rows, out),
+                ref_quant_linear_backward(0, whole.data(), outputs, columns, dy.data(), rows, out));
+}
+
 void choose() {
   const int64_t width = 5003;
   Floats x = numbers(3 * width);
@@ -353,6 +397,7 @@ int main(int, char** argv) {
   attention(136, 70, 0.0f);
   attention(64, 0, 20.0f);
   for (int32_t format = 0; format < 6; ++format) quantised_rows(format);
+  for (int64_t rows : {1, 2, 7}) halves(rows);
   for (int32_t format = 0; format < 3; ++format) widen(format);
   rope(3, 20);
   rope(1, 128);

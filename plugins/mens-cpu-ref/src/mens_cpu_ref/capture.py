@@ -126,8 +126,9 @@ class Capture:
         self._pieces: dict[int, _Piece] = {}
         self._weights: dict[int, tuple[int, str]] = {}
         self._activations: dict[int, int] = {}
-        # Without "replay", the lane calls its operators one by one.
-        self.functions = {name: self._watched(name) for name in functions if name != "replay"}
+        # Without these, the lane calls its operators one by one, and computes every output.
+        shortcuts = {"replay", "quant_choose", "quant_choose_bytes"}
+        self.functions = {name: self._watched(name) for name in functions if name not in shortcuts}
 
     def close(self) -> None:
         """Write the script; the capture can be recomputed now."""

@@ -21,9 +21,13 @@ from mens_core.ops import (
     Ints,
     Ops,
     ServedLayer,
+    ServedStep,
     StoredTensor,
+    Tensor,
     is_quantised,
+    rows_of_batch,
 )
+from mens_core.wishes import Reading, Wish
 from mens_cpu_ref import quantised
 from mens_cpu_ref.arrays import AddressCache, Rows, WeightMemory, address_of, new_rows, untouched_zeros
 from mens_cpu_ref.float_weights import load_float_matrix, load_float_vector, raise_for
@@ -32,6 +36,7 @@ from mens_cpu_ref.matrices import FloatMatrix, KvCache
 from mens_cpu_ref.quantised import QuantisedMatrix
 from mens_cpu_ref.replaying import Replayer
 from mens_cpu_ref.rotary import RotaryTable
+from mens_cpu_ref.searching import Search
 from vox_plugin_api.backend import BackendError
 
 __all__ = ["CpuOps"]
@@ -61,6 +66,7 @@ class CpuOps(Ops):
         self._add = functions["add"]
         # The scalar reference has no replay: it is the definition.
         self._replayer = Replayer(functions, self._index) if "replay" in functions else None
+        self._search = Search(functions)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -131,6 +137,30 @@ class CpuOps(Ops):
         """The layers one after another, in one native call where that is possible."""
         out = None if self._replayer is None else self._replayer.run(x, layers, batch, cache)
         return super().run_layers(x, layers, batch, cache) if out is None else out
+
+    def run_and_read(
+        self, step: ServedStep, batch: Batch, cache: KvCache, wishes: Sequence[Wish]
+    ) -> tuple[Tensor | None, list[Fault], list[Reading]]:
+        """A step and what is wished of its logits, which are not computed where only the greatest is."""
+        if not wishes or not all(wish.is_for_greatest for wish in wishes):
+            return super().run_and_read(step, batch, cache, wishes)
+        self.take_faults()  # of a step that was given up half-way
+        hidden = step.hidden(self, batch, cache)
+        if len(batch.logit_rows) < len(batch.positions):  # ascending: else they are all rows
+            hidden = self.take_rows(hidden, batch.logit_rows)
+        faults = self.take_faults()
+        ids = None if faults else step.greatest(self, hidden, batch, cache)
+        if ids is not None and not self._faults:
+            return None, [], [Reading(token_id=int(ids[wish.row])) for wish in wishes]
+        self.take_faults()  # which the logits will have again
+        logits = step.logits(self, hidden, batch, cache)
+        faults += rows_of_batch(self.take_faults(), batch)
+        return logits, faults, self.read_step(logits, faults, batch, wishes)
+
+    def greatest(self, x: Rows, weight: FloatMatrix | QuantisedMatrix, *, name: str) -> Ints:
+        """`argmax` of `linear`, without most of the outputs where their bounds say enough."""
+        ids = self._search.greatest(x.values, weight) if isinstance(weight, QuantisedMatrix) else None
+        return super().greatest(x, weight, name=name) if ids is None else ids
 
     def embed(
         self, table: FloatMatrix | QuantisedMatrix, token_ids: Ints, scale: float | None, *, name: str

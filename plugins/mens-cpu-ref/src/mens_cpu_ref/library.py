@@ -19,7 +19,7 @@ from vox_plugin_api.backend import BackendError
 
 __all__ = ["ABI_VERSION", "Function", "Library", "Signatures", "load_library"]
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 _P = ctypes.c_void_p
 _W = ctypes.c_int32
@@ -106,9 +106,10 @@ def load_library(path: Path | None = None) -> Library:
             facts={"needed": "x86-64-v3", "found": _cpu_name()},
             remedy="use a machine from about 2013 (Intel Haswell, AMD Excavator) or later",
         )
-    signatures = {**_OPERATORS, **_quantised_operators()}
+    quantised, quantised_kernels = _quantised_operators()
+    signatures = {**_OPERATORS, **quantised}
     return Library(
-        kernels=_bind(native, "vox_", {**signatures, **_KERNELS_ONLY}),
+        kernels=_bind(native, "vox_", {**signatures, **_KERNELS_ONLY, **quantised_kernels}),
         reference=_bind(native, "ref_", signatures),
         bind=functools.partial(_bind, native),
         isa=lambda: native.vox_isa().decode(),
@@ -117,13 +118,13 @@ def load_library(path: Path | None = None) -> Library:
     )
 
 
-def _quantised_operators() -> Mapping[str, tuple[Any, ...]]:
+def _quantised_operators() -> tuple[Signatures, Signatures]:
+    """Signatures of the operators, and of what the kernels alone have."""
     try:
         from mens_cpu_ref import quantised
     except ImportError:
-        return {}
-    operators: Mapping[str, tuple[Any, ...]] = quantised.OPERATORS
-    return operators
+        return {}, {}
+    return quantised.OPERATORS, quantised.KERNELS_ONLY
 
 
 def _bind(native: ctypes.CDLL, prefix: str, signatures: Signatures) -> dict[str, Function]:

@@ -20,10 +20,14 @@ from mens_cpu_ref.arrays import WeightMemory, address_of
 from vox_plugin_api.backend import BackendError
 
 __all__ = [
+    "KERNELS_ONLY",
+    "MANY_ROWS",
     "OPERATORS",
+    "UPPER",
     "Activations",
     "QuantisedMatrix",
     "block_of",
+    "check_memory",
     "linear",
     "pack_matrix",
     "quantise",
@@ -45,12 +49,22 @@ OPERATORS: Mapping[str, tuple[Any, ...]] = {
 }
 """Arguments of each native operator after its prefix; all return int64."""
 
+KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "quant_choose_bytes": (_I, _I, _I),
+    "quant_choose": (_P, _I, _I, _P, _I, _P, _P, _P),
+}
+"""What finds an operator's result another way."""
+
 Functions = Mapping[str, Callable[..., int]]
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 _NUMBERS: Mapping[str, int] = {"q8_0": 0, "q5_0": 1, "q4_0": 2, "q4_k": 3, "q5_k": 4, "q6_k": 5}
 _OUT_OF_MEMORY = -1
+UPPER, _LOWER = 6, 7
+"""Packings of Q8_0: a matrix is packed once in each (VOX_Q8_0_UPPER of native/quant_abi.h)."""
+MANY_ROWS = 1 << 14
+"""From here on a Q8_0 matrix lies in halves: one so tall is what tokens are chosen from."""
 _GROUP_ROWS = 16
 """Rows packed together (kGroupRows of quant_formats.h); a piece is whole groups."""
 _PIECE_BYTES = 8 << 20
@@ -116,26 +130,38 @@ def pack_matrix(
             },
             remedy="import the model again from its source",
         )
+    packings = _packings(functions, number, rows)
     file = np.frombuffer(stored.data, np.uint8)
-    packed = (memory or WeightMemory()).take(functions["quant_packed_bytes"](number, rows, columns))
+    sizes = [functions["quant_packed_bytes"](packing, rows, columns) for packing in packings]
+    packed = (memory or WeightMemory()).take(sum(sizes))
     address = address_of(packed)
     # Piece by piece, each given back before the next: file and copy are never both in memory.
     step = max(_GROUP_ROWS, _PIECE_BYTES * rows // max(1, expected) // _GROUP_ROWS * _GROUP_ROWS)
     source, source_row = address_of(file), expected // rows
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        target = address + (functions["quant_packed_bytes"](number, first, columns) if first else 0)
-        code = functions["quant_pack"](number, source + first * source_row, count, columns, target)
-        _check_memory(code, f"loading {stored.name}")
-        if code > 0:
-            raise BackendError(
-                "weights-not-finite",
-                f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
-                facts={"tensor": stored.name, "row": first + code - 1},
-                remedy=NOT_FINITE_REMEDY,
-            )
+        target = address
+        for packing, size in zip(packings, sizes, strict=True):
+            place = target + (functions["quant_packed_bytes"](packing, first, columns) if first else 0)
+            code = functions["quant_pack"](packing, source + first * source_row, count, columns, place)
+            check_memory(code, f"loading {stored.name}")
+            if code > 0:
+                raise BackendError(
+                    "weights-not-finite",
+                    f"tensor {stored.name!r} has a block whose scale is infinite or NaN; no model was loaded",
+                    facts={"tensor": stored.name, "row": first + code - 1},
+                    remedy=NOT_FINITE_REMEDY,
+                )
+            target += size
         stored.taken((first + count) * source_row)
-    return QuantisedMatrix(stored.format, number, block_of(stored.format), rows, columns, packed, address)
+    block = block_of(stored.format)
+    return QuantisedMatrix(stored.format, packings[0], block, rows, columns, packed, address)
+
+
+def _packings(functions: Functions, number: int, rows: int) -> tuple[int, ...]:
+    """How a matrix of this format is packed: once, or in two halves behind one another."""
+    is_chosen_from = number == _NUMBERS["q8_0"] and rows >= MANY_ROWS and "quant_choose" in functions
+    return (UPPER, _LOWER) if is_chosen_from else (number,)
 
 
 def quantise(functions: Functions, x: Floats, block: int) -> Activations:
@@ -147,7 +173,7 @@ def quantise(functions: Functions, x: Floats, block: int) -> Activations:
     buffer = np.empty(size, np.uint8)
     address = address_of(buffer)
     code = functions["quant_activations"](block, address_of(x), rows, columns, address)
-    _check_memory(code, "quantising activations")
+    check_memory(code, "quantising activations")
     return Activations(block, rows, columns, buffer, address)
 
 
@@ -184,7 +210,8 @@ def take_rows(
     return out, code
 
 
-def _check_memory(code: int, what: str) -> None:
+def check_memory(code: int, what: str) -> None:
+    """Raise `out-of-memory` where a native code says so."""
     if code == _OUT_OF_MEMORY:
         raise BackendError(
             "out-of-memory",

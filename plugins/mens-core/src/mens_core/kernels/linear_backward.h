@@ -84,7 +84,7 @@ static int64_t linear_backward_part(const void* opaque, int64_t begin, int64_t e
   auto* memory = static_cast<float*>(scratch);
   const int64_t stride = task.inputs * kLanes;
 #define VOX_BACKWARD(...) return linear_backward_parts(task, __VA_ARGS__, begin, end, memory)
-#define VOX_BACKWARD_QUANT(F) VOX_BACKWARD(QuantisedRuns<F>(task.packed, task.format, task.inputs))
+#define VOX_BACKWARD_QUANT(F) VOX_BACKWARD(QuantisedRuns<F>(task.packed, task.format, task.outputs, task.inputs))
   if (!task.is_quantised) {
     const auto* halves = static_cast<const uint16_t*>(task.packed);
     switch (static_cast<Format>(task.format)) {
@@ -99,6 +99,7 @@ static int64_t linear_backward_part(const void* opaque, int64_t begin, int64_t e
     case quant::kQ4_0: VOX_BACKWARD_QUANT(Of32<RunQ4_0>);
     case quant::kQ4_K: VOX_BACKWARD_QUANT(Of256<RunQ4_K>);
     case quant::kQ5_K: VOX_BACKWARD_QUANT(Of256<RunQ5_K>);
+    case quant::kQ8_0Upper: VOX_BACKWARD_QUANT(Of32<RunQ8_0Halves>);
     default: VOX_BACKWARD_QUANT(Of256<RunQ6_K>);
   }
 #undef VOX_BACKWARD_QUANT

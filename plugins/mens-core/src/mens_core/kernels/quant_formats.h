@@ -19,17 +19,27 @@ constexpr int kGroupRows = 16;
 constexpr int kKGroupBytes = 64;  // 16 rows x 4 columns, one byte each
 constexpr int kChunkBlocks = 4;   // blocks of 32 in a chunk of 128
 
-enum Format : int32_t { kQ8_0 = 0, kQ5_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5 };
+// The last two are Q8_0 in another packing: a matrix of scales and the upper four bits of all codes, and behind it one
+// of the lower four bits. A search for the greatest output (quant_choose.h) reads little more than the first.
+enum Format : int32_t {
+  kQ8_0 = 0, kQ5_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5, kQ8_0Upper = 6, kQ8_0Lower = 7
+};
 
 struct Layout {
   int32_t block;         // columns per block of weights, and of activations
   int32_t file_bytes;    // one block of one row in the file
   int32_t record_bytes;  // one block of 16 rows in the packed form; a multiple of 64
+  int32_t scale_bytes;   // of a block of 16 rows outside its record
+  int32_t lower_bytes;   // of a block of 16 rows in the matrix behind this one
 };
 
 // Offsets inside a record, in the order of reading. `high` holds the bits of a code above its nibble.
 struct RecordQ8_0 {
   enum { codes = 0, bytes = 512 };
+};
+// Nibbles as those of Q4_0; code + 128 is 16 * upper + lower.
+struct RecordQ8_0Half {
+  enum { bytes = 256 };
 };
 struct RecordQ5_0 {
   enum { high = 0, codes = 64, bytes = 320 };
@@ -51,13 +61,15 @@ struct RecordQ6_K {
 
 static constexpr Layout layout_of(int32_t format) {
   switch (format) {
-    case kQ8_0: return {32, 34, RecordQ8_0::bytes};
-    case kQ5_0: return {32, 22, RecordQ5_0::bytes};
-    case kQ4_0: return {32, 18, RecordQ4_0::bytes};
-    case kQ4_K: return {256, 144, RecordQ4_K::bytes};
-    case kQ5_K: return {256, 176, RecordQ5_K::bytes};
-    case kQ6_K: return {256, 210, RecordQ6_K::bytes};
-    default: return {0, 0, 0};
+    case kQ8_0: return {32, 34, RecordQ8_0::bytes, 32, 0};
+    case kQ5_0: return {32, 22, RecordQ5_0::bytes, 32, 0};
+    case kQ4_0: return {32, 18, RecordQ4_0::bytes, 32, 0};
+    case kQ4_K: return {256, 144, RecordQ4_K::bytes, 0, 0};
+    case kQ5_K: return {256, 176, RecordQ5_K::bytes, 0, 0};
+    case kQ6_K: return {256, 210, RecordQ6_K::bytes, 0, 0};
+    case kQ8_0Upper: return {32, 34, RecordQ8_0Half::bytes, 32, RecordQ8_0Half::bytes};
+    case kQ8_0Lower: return {32, 34, RecordQ8_0Half::bytes, 0, 0};
+    default: return {0, 0, 0, 0, 0};
   }
 }
 
@@ -66,7 +78,7 @@ static constexpr int64_t chunk_scale_bytes(int64_t blocks) { return (32 * blocks
 
 static constexpr int64_t group_bytes(Layout l, int64_t blocks) {
   const int64_t records = l.record_bytes * blocks;
-  if (l.block != 32) return records;
+  if (l.scale_bytes == 0) return records;
   return records + blocks / kChunkBlocks * chunk_scale_bytes(kChunkBlocks) + chunk_scale_bytes(blocks % kChunkBlocks);
 }
 
@@ -75,7 +87,7 @@ struct Place {
   int64_t scales, record;
 };
 static constexpr Place place_of(Layout l, int64_t blocks, int64_t b) {
-  if (l.block != 32) return {b * l.record_bytes, b * l.record_bytes};
+  if (l.scale_bytes == 0) return {b * l.record_bytes, b * l.record_bytes};
   const int64_t first = b / kChunkBlocks * kChunkBlocks;
   const int64_t in_chunk = blocks - first < kChunkBlocks ? blocks - first : kChunkBlocks;
   const int64_t chunk = first * l.record_bytes + first / kChunkBlocks * chunk_scale_bytes(kChunkBlocks);
@@ -93,6 +105,12 @@ struct Block256 {
   int16_t sum32[8];            // of each 32 codes; magnitude at most 4064
   int32_t negative_sum16[16];  // of each 16 codes
 };
+
+static constexpr int64_t groups_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+// Where the lower half of a group's records lies, if the format has one: matrix behind matrix.
+static constexpr int64_t lower_of(Layout l, int64_t rows, int64_t blocks, int64_t group) {
+  return groups_of(rows) * group_bytes(l, blocks) + group * blocks * l.lower_bytes;
+}
 
 // Quantised activations: rows in panels of four, so that a tile of twelve rows walks three pointers.
 // A panel of w rows (four, or what is left) holds codes [columns / 4][w][4] and blocks
@@ -115,6 +133,31 @@ struct LinearTask {
   const void* blocks;
   int64_t rows;
   float* y;
+};
+
+// The id of the greatest output of each row, of a matrix in two halves (quant_choose.h).
+struct Reach {
+  float scale;     // d_a of a block of activations
+  float radius;    // of twice the estimate, for a weight scale of 1; NaN: not a value that can be estimated
+  int32_t offset;  // that twice the estimate's integer begins with
+};
+struct Best {
+  float value;
+  int32_t id;
+};
+constexpr int64_t kChooseGroups = 64;  // of a part
+struct ChooseTask {
+  const uint8_t* packed;
+  int64_t outputs, columns;
+  const float* x;
+  int64_t rows;
+  uint8_t* activations;  // [rows][activation_bytes(32, 1, columns)]: each row a panel of its own
+  Reach* reach;          // [rows][blocks]
+  float* bounds;         // [rows][groups][16]: twice an upper bound of each output
+  Best* estimates;       // [parts][rows]: the highest estimate, and its group
+  float* floors;         // [rows]: an output that is there
+  Best* found;           // [parts][rows]: the greatest output of those that were looked at; id -1: none was
+  int64_t* searched;     // [parts]: groups whose outputs were computed
 };
 
 // Parts are panels.

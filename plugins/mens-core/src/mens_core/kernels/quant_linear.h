@@ -12,20 +12,18 @@
 namespace vox {
 namespace VOX_ISA {
 
-// Bytes ahead of use at which the stream is asked for, as measured (docs/log.md): whole bytes go by fastest and
-// want it near, what is put together from nibbles and planes wants it far.
-constexpr int kNear = 2048, kFar = 8192;
+// Bytes ahead of use at which the stream is asked for, as measured for every format (docs/log.md).
+constexpr int kAhead = 1024;
 
 // --- codes ---------------------------------------------------------------------------------
-// Blocks of 32: `codes<G>(record)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
-// than the weight's code by 2^log2_offset (-1: not at all).
+// Blocks of 32: `codes<G>(record, lower)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
+// than the weight's code by 2^log2_offset (-1: not at all). `lower` is the record's lower half, where it has one.
 
 struct CodesQ8_0 {
   using Record = quant::RecordQ8_0;
-  static constexpr int ahead = kNear;
   static constexpr int log2_offset = kFullOffsetLog2;
   template <int G>
-  CANON FullBytes codes(const uint8_t* record) {
+  CANON FullBytes codes(const uint8_t* record, const uint8_t*) {
     return full_bytes(load_bytes(record + G * quant::kKGroupBytes));
   }
   CANON VI dot(VI sum, const FullBytes& w, int32_t a) { return dot_full(sum, w, a); }
@@ -37,12 +35,20 @@ CANON Bytes nibbles32(const uint8_t* codes) {
   const Bytes pair = load_bytes(codes + (G & 3) * quant::kKGroupBytes);
   return G < 4 ? low_nibbles(pair) : high_nibbles(pair);
 }
+struct CodesQ8_0Halves {
+  using Record = quant::RecordQ8_0Half;
+  static constexpr int log2_offset = kFullOffsetLog2;
+  template <int G>
+  CANON FullBytes codes(const uint8_t* record, const uint8_t* lower) {
+    return full_bytes(insert_bits<G < 4 ? 4 : 0, 0xF0>(nibbles32<G>(lower), load_bytes(record + (G & 3) * quant::kKGroupBytes)));
+  }
+  CANON VI dot(VI sum, const FullBytes& w, int32_t a) { return dot_full(sum, w, a); }
+};
 struct CodesQ4_0 {
   using Record = quant::RecordQ4_0;
-  static constexpr int ahead = kFar;
   static constexpr int log2_offset = 3;
   template <int G>
-  CANON Bytes codes(const uint8_t* record) {
+  CANON Bytes codes(const uint8_t* record, const uint8_t*) {
     return nibbles32<G>(record);
   }
   CANON VI dot(VI sum, const Bytes& w, int32_t a) { return dot_codes(sum, w, a); }
@@ -50,10 +56,9 @@ struct CodesQ4_0 {
 // One byte of the plane holds bit 4 of eight codes: bit G belongs to k-group G.
 struct CodesQ5_0 {
   using Record = quant::RecordQ5_0;
-  static constexpr int ahead = kFar;
   static constexpr int log2_offset = 4;
   template <int G>
-  CANON Bytes codes(const uint8_t* record) {
+  CANON Bytes codes(const uint8_t* record, const uint8_t*) {
     return insert_bits<4 - G, 16>(nibbles32<G>(record + Record::codes), load_bytes(record + Record::high));
   }
   CANON VI dot(VI sum, const Bytes& w, int32_t a) { return dot_codes(sum, w, a); }
@@ -108,12 +113,17 @@ struct CodesQ6_K {
 
 // --- tiles: R rows of x against one group --------------------------------------------------
 
+template <quant::Format FORMAT, class C>
+struct OfFormat {
+  static constexpr quant::Format format = FORMAT;
+  using Codes = C;
+};
+
 // Step I of N over `bytes` of the stream: its share of cache lines. Spread out, so that no burst fills
 // the core's few line buffers.
-template <int AHEAD>
 CANON void prefetch_share(const uint8_t* from, int bytes, int i, int n) {
   const int lines = bytes / 64;
-  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + AHEAD + 64 * line);
+  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + kAhead + 64 * line);
 }
 
 // R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
@@ -149,24 +159,28 @@ CANON VI start_of_sum(int32_t negative_sum) {
 CANON VF load_scales(const uint8_t* p) { return f_load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
 template <class F, int R>
-static void tile32(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
+static void tile32(const uint8_t* group, const uint8_t* lower, int64_t blocks, const quant::LinearTask& task, int64_t row,
+                   VF* y) {
+  using C = typename F::Codes;
+  constexpr quant::Layout layout = quant::layout_of(F::format);
   Panels<quant::Block32, R> x(task, row, blocks);
   const uint8_t* record = group;
   for (int64_t first = 0; first < blocks; first += quant::kChunkBlocks) {
     const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
     const uint8_t* scales = record;
     record += quant::chunk_scale_bytes(in_chunk);
-    prefetch_share<F::ahead>(scales, 128, 0, 1);
+    prefetch_share(scales, 128, 0, 1);
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
-    for (int64_t b = 0; b < in_chunk; ++b, record += F::Record::bytes, scales += 32, x.next()) {
+    for (int64_t b = 0; b < in_chunk; ++b, record += layout.record_bytes, lower += layout.lower_bytes, scales += 32, x.next()) {
       VI sum[R];
-      for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum);
+      for (int r = 0; r < R; ++r) sum[r] = start_of_sum<C::log2_offset>(x.block(r).negative_sum);
       unroll<8>([&](auto g) {
         constexpr int G = decltype(g)::value;
-        prefetch_share<F::ahead>(record, F::Record::bytes, G, 8);
-        const auto w = F::template codes<G>(record);
-        for (int r = 0; r < R; ++r) sum[r] = F::dot(sum[r], w, x.four(r, G));
+        prefetch_share(record, layout.record_bytes, G, 8);
+        prefetch_share(lower, layout.lower_bytes, G, 8);
+        const auto w = C::template codes<G>(record, lower);
+        for (int r = 0; r < R; ++r) sum[r] = C::dot(sum[r], w, x.four(r, G));
       });
       const VF d = load_scales(scales);
       for (int r = 0; r < R; ++r) p[r] = block_chained(p[r], d, f_splat(x.block(r).d), sum[r]);
@@ -181,7 +195,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
   Panels<quant::Block256, R> x(task, row, blocks);
   const uint8_t* record = group;
   for (int64_t b = 0; b < blocks; ++b, record += Record::bytes, x.next()) {
-    prefetch_share<kFar>(record, Record::parts, 0, 1);
+    prefetch_share(record, Record::parts, 0, 1);
     VI u[R];
     for (int r = 0; r < R; ++r) u[r] = i_splat(0);
     for (int i = 0; i < 4; ++i) {
@@ -193,7 +207,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
         for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
-          prefetch_share<kFar>(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
+          prefetch_share(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
           const Bytes w = F::template codes<J, G>(part);
           for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
         });
@@ -223,7 +237,8 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
 // Tiles as tall as the instruction set has registers for, then lower ones for the rest. Tiles of
 // four or more rows start at a panel; at most one lower tile ends the rows.
 template <class F, int R>
-static int64_t group_rows(const uint8_t* group, const quant::LinearTask& task, int64_t output, int64_t row, int64_t end) {
+static int64_t group_rows(const uint8_t* group, const uint8_t* lower, const quant::LinearTask& task, int64_t output,
+                          int64_t row, int64_t end) {
   constexpr int next = R > quant::kPanelRows ? R - quant::kPanelRows : R - 1;
   constexpr quant::Layout layout = quant::layout_of(F::format);
   const int64_t blocks = task.columns / layout.block;
@@ -231,7 +246,7 @@ static int64_t group_rows(const uint8_t* group, const quant::LinearTask& task, i
   int64_t fault = 0;
   for (; row + R <= end; row += R) {
     VF y[R];
-    if constexpr (layout.block == 32) tile32<typename F::Codes, R>(group, blocks, task, row, y);
+    if constexpr (layout.block == 32) tile32<F, R>(group, lower, blocks, task, row, y);
     else tile256<typename F::Codes, R>(group, blocks, task, row, y);
     for (int r = 0; r < R; ++r) {
       float* to = task.y + (row + r) * task.outputs + output;
@@ -248,29 +263,25 @@ static int64_t group_rows(const uint8_t* group, const quant::LinearTask& task, i
   }
   if constexpr (next > 0) {
     if (row < end) {
-      const int64_t rest = group_rows<F, next>(group, task, output, row, end);
+      const int64_t rest = group_rows<F, next>(group, lower, task, output, row, end);
       if (fault == 0) fault = rest;
     }
   }
   return fault;
 }
 
-template <quant::Format FORMAT, class C>
-struct OfFormat {
-  static constexpr quant::Format format = FORMAT;
-  using Codes = C;
-};
-
 template <class F>
 static int64_t linear_parts(const quant::LinearTask& task, int64_t begin, int64_t end) {
   constexpr quant::Layout layout = quant::layout_of(F::format);
-  const int64_t groups = (task.outputs + quant::kGroupRows - 1) / quant::kGroupRows;
-  const int64_t bytes = quant::group_bytes(layout, task.columns / layout.block);
+  const int64_t groups = quant::groups_of(task.outputs), blocks = task.columns / layout.block;
+  const int64_t bytes = quant::group_bytes(layout, blocks);
   int64_t fault = 0;
   for (int64_t part = begin; part < end; ++part) {
     const int64_t group = part % groups, row = part / groups * quant::kRowsPerPart;
     const int64_t row_end = row + quant::kRowsPerPart < task.rows ? row + quant::kRowsPerPart : task.rows;
-    const int64_t found = group_rows<F, kQuantTile>(task.packed + group * bytes, task, group * quant::kGroupRows, row, row_end);
+    const uint8_t* lower = task.packed + quant::lower_of(layout, task.outputs, blocks, group);
+    const int64_t found =
+        group_rows<F, kQuantTile>(task.packed + group * bytes, lower, task, group * quant::kGroupRows, row, row_end);
     if (found != 0 && (fault == 0 || found < fault)) fault = found;
   }
   return fault;
@@ -285,6 +296,7 @@ static int64_t quant_linear_part(const void* opaque, int64_t begin, int64_t end,
     case quant::kQ4_K: return linear_parts<OfFormat<quant::kQ4_K, CodesQ4_K>>(task, begin, end);
     case quant::kQ5_K: return linear_parts<OfFormat<quant::kQ5_K, CodesQ5_K>>(task, begin, end);
     case quant::kQ6_K: return linear_parts<OfFormat<quant::kQ6_K, CodesQ6_K>>(task, begin, end);
+    case quant::kQ8_0Upper: return linear_parts<OfFormat<quant::kQ8_0Upper, CodesQ8_0Halves>>(task, begin, end);
     default: return 0;
   }
 }

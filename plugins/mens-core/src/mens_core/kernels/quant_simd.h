@@ -58,7 +58,7 @@ CANON Bytes insert_bits(Bytes b, Bytes plane) {
   const Bytes shifted = SHIFT > 0   ? _mm512_slli_epi16(plane, SHIFT > 0 ? SHIFT : 0)
                         : SHIFT < 0 ? _mm512_srli_epi16(plane, SHIFT < 0 ? -SHIFT : 0)
                                     : plane;
-  return _mm512_ternarylogic_epi32(b, shifted, _mm512_set1_epi8(MASK), 0xF8);
+  return _mm512_ternarylogic_epi32(b, shifted, _mm512_set1_epi8((char)MASK), 0xF8);
 }
 CANON FullBytes full_bytes(Bytes b) { return b; }
 CANON VI dot_codes(VI sum, Bytes w, int32_t a) { return {_mm512_dpbusd_epi32(sum.v, w, _mm512_set1_epi32(a))}; }
@@ -106,7 +106,7 @@ CANON __m256i shifted(__m256i b) {
 }
 template <int SHIFT, int MASK>
 CANON Bytes insert_bits(Bytes b, Bytes plane) {
-  const __m256i mask = _mm256_set1_epi8(MASK);
+  const __m256i mask = _mm256_set1_epi8((char)MASK);
   return {_mm256_or_si256(b.v, _mm256_and_si256(shifted<SHIFT>(plane.v), mask)),
           _mm256_or_si256(b.w, _mm256_and_si256(shifted<SHIFT>(plane.w), mask))};
 }

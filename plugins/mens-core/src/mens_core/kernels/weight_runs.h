@@ -29,37 +29,42 @@ CANON VI high_bits(VI words) {
   return i_shl<4>(i_and(i_down<8 * T + BIT>(words), i_splat((1 << COUNT) - 1)));
 }
 
-// --- blocks of 32: run V (0, 1) of a record; code of k-group G of the run, byte T ---------------
+// --- blocks of 32: run V (0, 1) of a record and its lower half; code of k-group G of the run, byte T
 struct RunQ8_0 {
-  using Record = quant::RecordQ8_0;
   template <int V, int G, int T>
-  CANON VI code(const uint8_t* record) {
+  CANON VI code(const uint8_t* record, const uint8_t*) {
     const VI words = load_words(record + (4 * V + G) * quant::kKGroupBytes);
     return i_sub(i_and(i_down<8 * T>(words), i_splat(255)), i_splat(128));
   }
 };
-struct RunQ4_0 {
-  using Record = quant::RecordQ4_0;
+struct RunQ8_0Halves {
   template <int V, int G, int T>
-  CANON VI code(const uint8_t* record) {
+  CANON VI code(const uint8_t* record, const uint8_t* lower) {
+    const VI upper = i_shl<4>(nibble_of<T, V>(load_words(record + G * quant::kKGroupBytes)));
+    return i_sub(i_or(upper, nibble_of<T, V>(load_words(lower + G * quant::kKGroupBytes))), i_splat(128));
+  }
+};
+struct RunQ4_0 {
+  template <int V, int G, int T>
+  CANON VI code(const uint8_t* record, const uint8_t*) {
     return i_sub(nibble_of<T, V>(load_words(record + G * quant::kKGroupBytes)), i_splat(8));
   }
 };
 struct RunQ5_0 {
   using Record = quant::RecordQ5_0;
   template <int V, int G, int T>
-  CANON VI code(const uint8_t* record) {
+  CANON VI code(const uint8_t* record, const uint8_t*) {
     const VI low = nibble_of<T, V>(load_words(record + Record::codes + G * quant::kKGroupBytes));
     return i_sub(i_or(low, high_bits<T, 4 * V + G, 1>(load_words(record + Record::high))), i_splat(16));
   }
 };
 
 template <class F, int V>
-static inline void run_of_32(const uint8_t* record, VF d, float* to) {
+static inline void run_of_32(const uint8_t* record, const uint8_t* lower, VF d, float* to) {
   unroll<4>([&](auto g) {
     unroll<4>([&](auto t) {
       constexpr int G = decltype(g)::value, T = decltype(t)::value;
-      f_store(to + (4 * G + T) * kLanes, f_mul(i_to_f(F::template code<V, G, T>(record)), d));
+      f_store(to + (4 * G + T) * kLanes, f_mul(i_to_f(F::template code<V, G, T>(record, lower)), d));
     });
   });
 }
@@ -126,15 +131,17 @@ static inline void run_of_256(const uint8_t* part, VF scale, VF minimum, float* 
 CANON VF half_scales(const uint8_t* p) { return f_load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
 template <class F>
-static void run_32(const uint8_t* group, quant::Layout layout, int64_t blocks, int64_t run, float* to) {
+static void run_32(const uint8_t* group, const uint8_t* lower, quant::Layout layout, int64_t blocks, int64_t run,
+                   float* to) {
   const quant::Place place = quant::place_of(layout, blocks, run / 2);
+  lower += run / 2 * layout.lower_bytes;
   const VF d = half_scales(group + place.scales);
-  if (run % 2 == 0) run_of_32<F, 0>(group + place.record, d, to);
-  else run_of_32<F, 1>(group + place.record, d, to);
+  if (run % 2 == 0) run_of_32<F, 0>(group + place.record, lower, d, to);
+  else run_of_32<F, 1>(group + place.record, lower, d, to);
 }
 
 template <class F>
-static void run_256(const uint8_t* group, quant::Layout layout, int64_t, int64_t run, float* to) {
+static void run_256(const uint8_t* group, const uint8_t*, quant::Layout layout, int64_t, int64_t run, float* to) {
   const uint8_t* record = group + run / 16 * layout.record_bytes;
   const int64_t j = run % 16;
   const VF scale = f_mul(half_scales(record + F::Record::d), i_to_f(F::scale(record, j)));
@@ -157,31 +164,32 @@ static void run_256(const uint8_t* group, quant::Layout layout, int64_t, int64_t
 // --- a weight in any format ---------------------------------------------------------------------
 template <class F>
 struct QuantisedRuns {
-  using Reader = void (*)(const uint8_t*, quant::Layout, int64_t, int64_t, float*);
   const uint8_t* packed;
   quant::Layout layout;
-  int64_t blocks, bytes;
+  int64_t outputs, blocks, bytes;
 
-  QuantisedRuns(const void* from, int32_t format, int64_t inputs)
-      : packed(static_cast<const uint8_t*>(from)), layout(quant::layout_of(format)), blocks(inputs / layout.block),
+  QuantisedRuns(const void* from, int32_t format, int64_t rows, int64_t inputs)
+      : packed(static_cast<const uint8_t*>(from)), layout(quant::layout_of(format)), outputs(rows),
+        blocks(inputs / layout.block),
         bytes(quant::group_bytes(layout, blocks)) {}
 
   // Rows [16 panel, 16 panel + 16), columns [column, column + 16): [column][row], in `memory` or elsewhere.
   const float* read(int64_t panel, int64_t column, int64_t, float* memory) const {
-    F::read(packed + panel * bytes, layout, blocks, column / kRun, memory);
+    F::read(packed + panel * bytes, packed + quant::lower_of(layout, outputs, blocks, panel), layout, blocks,
+            column / kRun, memory);
     return memory;
   }
 };
 template <class F>
 struct Of32 {
-  CANON void read(const uint8_t* group, quant::Layout l, int64_t blocks, int64_t run, float* to) {
-    run_32<F>(group, l, blocks, run, to);
+  CANON void read(const uint8_t* group, const uint8_t* lower, quant::Layout l, int64_t blocks, int64_t run, float* to) {
+    run_32<F>(group, lower, l, blocks, run, to);
   }
 };
 template <class F>
 struct Of256 {
-  CANON void read(const uint8_t* group, quant::Layout l, int64_t blocks, int64_t run, float* to) {
-    run_256<F>(group, l, blocks, run, to);
+  CANON void read(const uint8_t* group, const uint8_t* lower, quant::Layout l, int64_t blocks, int64_t run, float* to) {
+    run_256<F>(group, lower, l, blocks, run, to);
   }
 };
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from mens_core.models.linear import Embedding, Linear, Lora, adapted
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.models.remembered import Part, part_of
-from mens_core.ops import AttentionSpec, Ops, RotaryTable, Tensor
+from mens_core.ops import AttentionSpec, Ints, Ops, RotaryTable, Tensor
 from mens_core.rotary import attention_factor, frequencies
 from mens_core.weights import Weights
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
@@ -253,6 +253,12 @@ class Head:
             return logits
         run.keep("logit_softcap", logits)
         return run.ops.softcap(logits, self.softcap, name="logit_softcap")
+
+    def greatest(self, run: ForwardPass, hidden: Tensor) -> Ints | None:
+        """[L, D] to the argmax of the logits [L]; None where a softcap or an update follows the product."""
+        if self.softcap is not None or self.output.lora is not None:
+            return None
+        return run.ops.greatest(self.norm.forward(run, hidden), self.output.weight, name=self.output.name)
 
     def backward(self, run: TrainingPass, dy: Tensor) -> Tensor:
         """Gradient of logits [L, V] to that of the hidden rows [L, D]."""

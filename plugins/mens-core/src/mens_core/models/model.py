@@ -13,7 +13,7 @@ from mens_core.models.layers import Head
 from mens_core.models.linear import Linear, Lora
 from mens_core.models.passes import ForwardPass, TrainingPass
 from mens_core.models.remembered import Part
-from mens_core.ops import Batch, Fault, KvCache, Ops, Tensor
+from mens_core.ops import Batch, Fault, Ints, KvCache, Ops, Tensor
 from mens_core.wishes import Reading, Wish
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.families.model_config import ModelConfig
@@ -97,6 +97,10 @@ class _Step:
     def logits(self, ops: Ops, hidden: Tensor, batch: Batch, cache: KvCache) -> Tensor:
         """[L, D] to [L, V]."""
         return self.head.logits(ForwardPass(ops, batch, cache), hidden)
+
+    def greatest(self, ops: Ops, hidden: Tensor, batch: Batch, cache: KvCache) -> Ints | None:
+        """[L, D] to the argmax of the logits [L], or None."""
+        return self.head.greatest(ForwardPass(ops, batch, cache), hidden)
 
 
 @dataclass(frozen=True, slots=True)
