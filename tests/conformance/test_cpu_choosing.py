@@ -317,5 +317,5 @@ def test_a_softcap_or_an_update_of_the_head_is_left_to_all_logits(quantised_fold
     run = ForwardPass(ops, Sequences().step([(0, [3])]), None)
     assert head.greatest(run, hidden).tolist() == ops.argmax(head.logits(run, hidden)).tolist()
     assert replace(head, softcap=3.0).greatest(run, hidden) is None
-    lora = Lora(a=None, b=None, scale=1.0, number=0, is_zero=True)
+    lora = Lora(a=None, b=None, rank=1, scale=1.0, number=0, is_zero=True)
     assert replace(head, output=replace(head.output, lora=lora)).greatest(run, hidden) is None
