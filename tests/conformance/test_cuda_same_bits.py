@@ -217,9 +217,11 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
     normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
     assert sum(normed) == 3 * 5
     assert kernels["vox_step_one_row"] == 3 * 2
-    assert kernels["vox_step_place"] == kernels["vox_step_attend_1_1"] == 2
+    assert kernels["vox_step_place"] == kernels["vox_step_attend_few_1"] == 2
+    # Of two rows: norms and gates by themselves, products of whole chunks of columns by tiles of few rows.
+    assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (2 * 2 + 1, 2)
     if weight_format == "q8_0":
-        assert kernels["vox_step_tiles_q8_0_16"] == 9
+        assert (kernels["vox_step_tiles_q8_0_16"], kernels["vox_step_tiles_q8_0_16x32"]) == (7, 2)
         apart = ("vox_norm", "vox_add", "vox_silu", "vox_rope")
         assert not any(kernel.startswith(apart) for kernel in kernels)
 
@@ -275,6 +277,38 @@ def test_steps_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path):
     # Of 16 steps, the first of each width of tables is run as it is found. Begun for nothing: one before
     # another token came, one before another sequence, and the last.
     assert (device.captures, device.replays) == (4, 14 + 3)
+
+
+WHOLE = {**SMALL, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
+"""Columns are whole chunks; four heads share one of keys."""
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "q8_0"])
+def test_steps_of_some_rows_give_the_cpu_lane_s_bytes(built, library, weight_format, tmp_path):
+    """Two tiles of rows, over one KV block and two; logits of all rows, and of some."""
+    from mens_cpu_ref.lane import CpuOps
+
+    path = write_shape(tmp_path, weight_format, layers=2, shape=WHOLE)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(40), Sequences(), []
+        steps = [[(0, [i % 97 for i in range(126)])], [(i, [i, 5]) for i in range(1, 18)]]
+        steps += [[(i, [i + j]) for i in range(18)] for j in range(3)]
+        # A prompt beside: as many rows as before in all, and logits of its last one alone.
+        steps += [[(0, [1, 2, 3]), *((i, [i + j]) for i in range(1, 16))] for j in range(2)]
+        for rows in steps:
+            result = model.forward(sequences.step(rows), cache)
+            made.append((ops.to_host(result.logits).tobytes(), list(ops.argmax(result.logits))))
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    kernels = Counter(device.recorded_kernels)
+    assert kernels["vox_step_attend_few_4"] and not kernels["vox_norm_staged"]
+    if weight_format == "q8_0":
+        tiles = {kernel for kernel in kernels if kernel.startswith("vox_step_tiles")}
+        assert tiles == {"vox_step_tiles_q8_0_32x16", "vox_step_tiles_q8_0_16x32"}
 
 
 def test_a_row_that_is_not_finite_is_told_from_a_replay(built, tmp_path):

@@ -12,6 +12,7 @@ from grid_shim.device import ShimDevice
 from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
+from mens_torch_cuda.few_rows import FEW_TILES, few_tile, is_few
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -90,6 +91,53 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
         assert found.tobytes() == (residual.reshape(-1) + expected).tobytes(), tile
 
 
+def in_tiles(codes):
+    """Codes [rows, columns] in the order of kernels/few_rows.h; rows that are not there are 99."""
+    rows, columns = codes.shape
+    padded = np.full((-(-rows // 16) * 16, columns), 99, np.int8)
+    padded[:rows] = codes
+    # Tiles, halves of sixteen rows, rows, blocks, lanes of four, halves of eight columns, columns.
+    parts = padded.reshape(-1, 2, 8, columns // 32, 4, 2, 4)
+    return np.ascontiguousarray(parts.transpose(0, 3, 2, 4, 5, 1, 6)).reshape(-1)
+
+
+def scales_in_tiles(scales):
+    """Scales [rows, blocks] beside them."""
+    rows, blocks = scales.shape
+    padded = np.full((-(-rows // 16) * 16, blocks), np.nan, np.float32)
+    padded[:rows] = scales
+    return np.ascontiguousarray(padded.reshape(-1, 16, blocks // 4, 4).transpose(0, 2, 1, 3)).reshape(-1)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(
+    "shape", [(1, 128, 2), (70, 256, 33), (40, 640, 17), (130, 1152, 9), (136, 1024, 64)]
+)
+def test_tiles_of_few_rows_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
+    outputs, columns, rows = shape
+    device = ShimDevice(cuda_library, order=order)
+    weight = code_weights(device, outputs, columns)
+    codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
+    scales = np.abs(drawn(4, rows, columns // 32))
+    expected = plain(device, weight, (device.put(codes), device.put(scales)), rows)
+    residual = drawn(6, rows, outputs)
+    activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
+    for tile in FEW_TILES.values():
+        assert tiled(device, tile, weight, activations, rows, None).tobytes() == expected.tobytes(), tile
+        found = tiled(device, tile, weight, activations, rows, device.put(residual))
+        assert found.tobytes() == (residual.reshape(-1) + expected).tobytes(), tile
+
+
+def test_tiles_of_few_rows_are_chosen_by_rows_and_outputs():
+    assert [is_few(rows, 4096) for rows in (1, 2, 64, 65)] == [False, True, True, False]
+    assert not is_few(8, 160)
+    assert [few_tile(rows, [4096]).name for rows in (2, 16, 17, 64)] == ["16x32", "16x32", "32x16", "32x32"]
+    assert [few_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
+        "32x16", "32x32", "32x128",
+    ]  # fmt: skip
+    assert few_tile(8, [151936]).name == "16x128"
+
+
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
     rows = (2, 9, 16, 32, 64, 512)
     assert [float_tile(count, [4096]).name for count in rows] == ["8", "8", "8", "Deep", "Wide", "High"]
@@ -117,78 +165,172 @@ SEQUENCES = {
 }
 
 
+class Attending:
+    """A batch and a cache, and what attention makes of them."""
+
+    def __init__(self, device, shape, window, softcap, sequences):
+        (heads, kv_heads, head_dim), self.device = shape, device
+        rng, counts = np.random.default_rng(7), [count for _, count in sequences]
+        self.rows, self.starts, stride = sum(counts), np.cumsum([0, *counts]), -(-head_dim // 16) * 16
+        blocks = [-(-(first + count) // 128) for first, count in sequences]
+        tables = np.full((len(sequences), max(blocks)), -1, np.int32)
+        for i, count in enumerate(blocks):
+            tables[i, :count] = sum(blocks[:i]) + rng.permutation(count)
+        values = wide(10, sum(blocks), kv_heads, 128, stride)
+        # Products that are flushed, between zeros: what is not seen must not turn a -0 into +0.
+        values[..., :8] = rng.choice(np.array([-1.3e-38, 0.0], np.float32), values[..., :8].shape)
+        positions = np.concatenate([np.arange(first, first + count) for first, count in sequences])
+        self.inputs = [
+            device.put(array)
+            for array in (
+                drawn(8, self.rows, heads * head_dim),
+                drawn(9, sum(blocks), kv_heads, head_dim, 128),
+                values,
+                positions.astype(np.int32),
+                np.repeat(np.arange(len(sequences)), counts).astype(np.int32),
+                tables,
+            )
+        ]
+        self.heads, self.width, self.blocks = heads, head_dim, max(blocks)
+        self.shape, self.ends = (
+            (heads, kv_heads, head_dim, stride, max(blocks), window),
+            (head_dim**-0.5, softcap),
+        )
+
+    def made(self, kernel, between, args, threads, behind=()):
+        out, flags = (
+            self.device.empty(4 * self.rows * self.heads * self.width),
+            self.device.zeros(4 * self.rows),
+        )
+        buffers = (*self.inputs, *between, out, *behind, flags)
+        self.device.launch(Launch(kernel, buffers, args, threads))
+        return out.tobytes(), flags.tobytes()
+
+    def plain(self):
+        return self.made(
+            "vox_attention", (), constants(*self.shape, *self.ends), (self.heads * GROUP, self.rows)
+        )
+
+
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_attention_of_many_rows_gives_the_bytes_of_the_plain_kernel(cuda_library, name, order):
     (heads, kv_heads, head_dim), window, softcap, sequences = SEQUENCES[name]
-    rng, device = np.random.default_rng(7), ShimDevice(cuda_library, order=order)
-    counts = [count for _, count in sequences]
-    rows, starts, stride = sum(counts), np.cumsum([0, *counts]), -(-head_dim // 16) * 16
-    blocks = [-(-(first + count) // 128) for first, count in sequences]
-    tables = np.full((len(sequences), max(blocks)), -1, np.int32)
-    for i, count in enumerate(blocks):
-        tables[i, :count] = sum(blocks[:i]) + rng.permutation(count)
-    values = wide(10, sum(blocks), kv_heads, 128, stride)
-    # Products that are flushed, between zeros: what is not seen must not turn a -0 into +0.
-    values[..., :8] = rng.choice(np.array([-1.3e-38, 0.0], np.float32), values[..., :8].shape)
-    inputs = [
-        device.put(array)
-        for array in (
-            drawn(8, rows, heads * head_dim),
-            drawn(9, sum(blocks), kv_heads, head_dim, 128),
-            values,
-            np.concatenate([np.arange(first, first + count) for first, count in sequences]).astype(np.int32),
-            np.repeat(np.arange(len(sequences)), counts).astype(np.int32),
-            tables,
-        )
-    ]
-    shape = (heads, kv_heads, head_dim, stride, max(blocks), window)
-    ends = (head_dim**-0.5, softcap)
-
-    def attended(kernel, between, args, threads):
-        out, flags = device.empty(4 * rows * heads * head_dim), device.zeros(4 * rows)
-        device.launch(Launch(kernel, (*inputs, *between, out, flags), args, threads))
-        return out.tobytes(), flags.tobytes()
-
-    expected = attended("vox_attention", (), constants(*shape, *ends), (heads * GROUP, rows))
+    device = ShimDevice(cuda_library, order=order)
+    batch = Attending(device, (heads, kv_heads, head_dim), window, softcap, sequences)
     together = 32 // (heads // kv_heads)
-    ranges = list(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True))
+    ranges = list(zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True))
     tiles = [(at, min(together, end - at)) for start, end in ranges for at in range(start, end, together)]
-    args = constants(*shape, len(tiles), *ends)
-    found = attended(
+    found = batch.made(
         "vox_step_attend_rows",
         (device.put(np.array(tiles, np.int32)),),
-        args,
+        constants(*batch.shape, len(tiles), *batch.ends),
         (len(tiles) * kv_heads * GROUP, 1),
     )
-    assert found == expected
+    assert found == batch.plain()
 
 
-@pytest.mark.parametrize("columns", [96, 2080])
-def test_norm_and_codes_of_rows_give_the_bytes_of_two_kernels(cuda_library, columns):
-    """More of a row than a thread asks for at once."""
-    device, rows = ShimDevice(cuda_library), 3
-    x, weight = device.put(drawn(11, rows, columns)), device.put(drawn(12, columns))
+FEW = {
+    "one row each, the last of three blocks, one and two": (
+        4,
+        (8, 2, 128),
+        0,
+        0.0,
+        [(300, 1), (5, 1), (128, 1)],
+    ),
+    "two share, heads of 64, a part that is not whole": (2, (4, 2, 64), 0, 0.0, [(150, 2), (37, 1)]),
+    "a window over two blocks, a softcap, a width of stages left over": (
+        1,
+        (3, 1, 84),
+        100,
+        30.0,
+        [(190, 1), (20, 3)],
+    ),
+}
+"""Heads of a group, then as SEQUENCES."""
 
-    def made(*launches):
-        out, codes, scales = (
-            device.empty(4 * rows * columns),
-            device.empty(rows * columns),
-            device.empty(rows * columns // 8),
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", FEW)
+def test_attention_of_few_rows_gives_the_bytes_of_the_plain_kernel(cuda_library, name, order):
+    together, shape, window, softcap, sequences = FEW[name]
+    device = ShimDevice(cuda_library, order=order)
+    batch = Attending(device, shape, window, softcap, sequences)
+    rows, columns, sets = batch.rows, batch.heads * batch.width, batch.heads // together
+    expected = batch.plain()
+    for codes_out in (0, 1, 2) if batch.width % 32 == 0 else (0,):
+        parts = device.empty(4 * rows * batch.heads * batch.blocks * (batch.width + 2))
+        counters = device.zeros(4 * rows * sets)
+        codes, scales = device.zeros(16 * columns), device.zeros(16 * columns // 8)
+        found = batch.made(
+            f"vox_step_attend_few_{together}",
+            (parts, counters),
+            constants(*batch.shape, codes_out, 0, *batch.ends),
+            (sets * batch.blocks * GROUP, rows),
+            (codes, scales),
         )
-        flags = device.zeros(4 * rows)
-        for kernel, buffers, args, threads in launches:
-            held = {"out": out, "codes": codes, "scales": scales, "flags": flags}
-            device.launch(
-                Launch(
-                    kernel, tuple(held.get(b, b) if isinstance(b, str) else b for b in buffers), args, threads
-                )
-            )
-        return out.tobytes(), codes.tobytes(), scales.tobytes()
+        assert found == expected
+        assert not counters.any()
+        if codes_out:
+            out = device.put(np.frombuffer(expected[0], np.float32))
+            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out == 2)
 
-    apart = made(
-        ("vox_norm", (x, weight, "out", "flags"), constants(1, columns, 1e-6), (GROUP, rows)),
-        ("vox_quantise_32", ("out", "codes", "scales"), constants(columns), (columns // 32, rows)),
+
+def coded_alike(device, values, shape, made, are_in_tiles):
+    """Whether codes and scales, in this order, are those of the kernel that makes nothing else."""
+    rows, columns = shape
+    codes, scales = device.empty(rows * columns), device.empty(rows * columns // 8)
+    args = constants(columns)
+    device.launch(Launch("vox_quantise_32", (values, codes, scales), args, (columns // 32, rows)))
+    codes, scales = codes.view(np.int8).reshape(rows, columns), scales.view(np.float32).reshape(rows, -1)
+    found = [buffer.tobytes() for buffer in made]
+    if not are_in_tiles:
+        return [found[0][: codes.nbytes], found[1][: scales.nbytes]] == [codes.tobytes(), scales.tobytes()]
+    mine, theirs = in_tiles(codes), scales_in_tiles(scales)
+    is_row = in_tiles(np.zeros_like(codes)) == 0
+    got = [np.frombuffer(found[0], np.int8)[: len(mine)], np.frombuffer(found[1], np.float32)[: len(theirs)]]
+    is_scale = ~np.isnan(theirs)
+    return (
+        got[0][is_row].tobytes() == mine[is_row].tobytes()
+        and got[1][is_scale].tobytes() == theirs[is_scale].tobytes()
     )
-    buffers = (x, weight, "out", "codes", "scales", "flags")
-    assert made(("vox_step_rows", buffers, constants(columns, 1e-6), (GROUP, rows))) == apart
+
+
+@pytest.mark.parametrize("codes_out", [0, 1, 2])
+@pytest.mark.parametrize("columns", [128, 2176])
+@pytest.mark.parametrize("kind", ["norm", "silu_gate", "as it is"])
+def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
+    """Norm, gate or nothing, and codes; two tiles of rows, blocks of nothing but zeros."""
+    device, rows = ShimDevice(cuda_library), 18
+    values = drawn(11, rows, columns)
+    values[3, 32:64] = 0
+    values[5] = 0
+    x, other = device.put(values), device.put(drawn(12, rows, columns))
+    size = 4 * rows * columns
+    apart, out, flags = (
+        device.empty(size),
+        device.empty(size),
+        [device.zeros(4 * rows), device.zeros(4 * rows)],
+    )
+    made = device.zeros(32 * columns), device.zeros(32 * columns // 8)
+    if kind == "norm":
+        device.launch(
+            Launch("vox_norm", (x, other, apart, flags[0]), constants(1, columns, 1e-6), (GROUP, rows))
+        )
+        args, kernel, threads = constants(columns, codes_out, 1e-6), "vox_step_between_norm", (GROUP, rows)
+    else:
+        mode = 2 if kind == "silu_gate" else 0
+        apart = device.put(values)
+        if mode:
+            args = constants(rows, columns, 0.0)
+            device.launch(Launch("vox_silu_gate", (x, other, apart, flags[0]), args, (rows * columns, 1)))
+        args, kernel = constants(columns, mode, codes_out), "vox_step_between_gate"
+        threads = (columns // 4, rows)
+    device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads))
+    if kind != "as it is":
+        assert out.tobytes() == apart.tobytes()
+    assert flags[0].tobytes() == flags[1].tobytes()
+    if codes_out:
+        assert coded_alike(device, apart, (rows, columns), made, codes_out == 2)
+    else:
+        assert not made[0].any()

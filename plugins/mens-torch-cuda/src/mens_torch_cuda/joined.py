@@ -37,7 +37,7 @@ class Join:
     """Calls that one kernel does; the kind says which."""
 
     kind: str
-    """"single", "linear", "tiles", "coded", "place", "one_row", "attend" or "attend_rows"."""
+    """"single", "linear", "tiles", "between", "place", "one_row", "attend" or "attend_rows"."""
     nodes: tuple[Node, ...]
     norm: Node | None = None
     """In front of a linear."""
@@ -57,7 +57,7 @@ def joins(nodes: Sequence[Node]) -> Iterator[Join]:
             or _one_row(nodes, at, uses)
             or _place(nodes, at, uses)
             or _attend(nodes[at])
-            or _coded(nodes[at], wanted)
+            or _between(nodes[at], wanted)
             or Join("single", (nodes[at],))
         )
         yield join
@@ -108,14 +108,16 @@ def _tiles(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     return Join("tiles", tuple(nodes[at : at + 1 + (end is not None)]), None, end)
 
 
-def _coded(node: Node, wanted: set[int]) -> Join | None:
-    """A norm or a gate whose output is wanted as codes."""
-    if not node.outputs or id(node.outputs[0]) not in wanted:
+def _between(node: Node, wanted: set[int]) -> Join | None:
+    """A norm or a gate of several rows, or one whose output is wanted as codes."""
+    if not node.outputs:
         return None
-    columns = node.outputs[0].shape[1]
+    rows, columns = node.outputs[0].shape
+    if columns % 4 or (rows < _FEWEST_ROWS and id(node.outputs[0]) not in wanted):
+        return None
     is_norm = node.kind == "norm" and node.said["heads"] == 1 and columns <= NORM_COLUMNS
     if is_norm or node.kind in ("silu_gate", "gelu_gate"):
-        return Join("coded", (node,))
+        return Join("between", (node,))
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
+from mens_torch_cuda.few_rows import TILE_ROWS, few_tile, is_few
 from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -17,6 +18,8 @@ __all__ = ["Launcher", "StepMemory"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
+_AS_IT_IS, _IN_ROWS, _IN_TILES = 0, 1, 2
+"""A gate that is none; orders of codes (kernels/between.h)."""
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
@@ -68,8 +71,8 @@ class Launcher:
                 self._linear(join, wanted)
             elif join.kind == "tiles":
                 self._tiles(join)
-            elif join.kind == "coded":
-                self._with_codes(join.nodes[0])
+            elif join.kind == "between":
+                self._between(join.nodes[0], wanted)
             elif join.kind == "one_row":
                 self._one_row(join.nodes, wanted)
             elif join.kind == "place":
@@ -88,10 +91,27 @@ class Launcher:
         output.bind(self._empty(*output.shape))
         return output.buffer
 
-    def _coded(self, output: Pending) -> Codes:
+    def _coded(self, output: Pending, *, can_be_in_tiles: bool = True) -> Codes:
         rows, columns = output.shape
-        output.codes = Codes(self._device.empty(rows * columns), self._empty(rows, columns // _BLOCK))
+        output.codes = self._room_for_codes(
+            rows, columns, are_in_tiles=can_be_in_tiles and is_few(rows, columns)
+        )
         return output.codes
+
+    def _room_for_codes(self, rows: int, columns: int, *, are_in_tiles: bool) -> Codes:
+        room = -(-rows // TILE_ROWS) * TILE_ROWS if are_in_tiles else rows
+        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), are_in_tiles)
+
+    def _codes(self, x: Any) -> Codes:
+        """Codes of a product's input, in the order that the product reads."""
+        rows, columns = x.shape
+        if (isinstance(x, Pending) and x.codes is not None) or not is_few(rows, columns):
+            return self._memory.codes(x)
+        codes = self._room_for_codes(rows, columns, are_in_tiles=True)
+        args = constants(columns, _AS_IT_IS, _IN_TILES)
+        buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
+        self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
+        return codes
 
     def _linear(self, join: Join, wanted: set[int]) -> None:
         norm, end = join.norm, join.end
@@ -168,8 +188,9 @@ class Launcher:
             outs = [self._made(end.outputs[0])]
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
-        tile = (code_tile if is_quantised else float_tile)(rows, outputs)
-        codes = self._memory.codes(x) if is_quantised else None
+        codes = self._codes(x) if is_quantised else None
+        choose = float_tile if codes is None else few_tile if codes.are_in_tiles else code_tile
+        tile = choose(rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
@@ -184,19 +205,21 @@ class Launcher:
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
         self._device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
 
-    def _with_codes(self, node: Node) -> None:
-        rows, columns = node.outputs[0].shape
-        flags = self._memory.flags(node.said["name"], rows)
-        made, codes = self._made(node.outputs[0]), self._coded(node.outputs[0])
-        written = (made, codes.codes, codes.scales, flags)
+    def _between(self, node: Node, wanted: set[int]) -> None:
+        (out,) = node.outputs
+        rows, columns = out.shape
+        made, x, is_coded = self._made(out), node.inputs[0], id(out) in wanted
+        codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
+        order = _order(codes) if is_coded else 0
+        written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
-            args = constants(columns, float(node.said["eps"]))
-            buffers = (node.inputs[0].buffer, node.said["weight"].buffer, *written)
-            self._device.launch(Launch("vox_step_rows", buffers, args, (GROUP, rows)))
+            args = constants(columns, order, float(node.said["eps"]))
+            buffers = (x.buffer, node.said["weight"].buffer, *written)
+            self._device.launch(Launch("vox_step_between_norm", buffers, args, (GROUP, rows)))
         else:
-            buffers = (node.inputs[0].buffer, node.inputs[1].buffer, *written)
-            args = constants(columns, _MODES[node.kind])
-            self._device.launch(Launch("vox_step_gate", buffers, args, (columns // 4, rows)))
+            buffers = (x.buffer, node.inputs[1].buffer, *written)
+            args = constants(columns, _MODES[node.kind], order)
+            self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
         q_norm, k_norm, q_rope, k_rope, append = nodes
@@ -274,7 +297,10 @@ class Launcher:
         is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
         made = self._made(out)
         together = self._together(spec, rows * blocks)
-        codes = self._coded(out) if is_coded else Codes(q.buffer, q.buffer)
+        is_few_rows = spec.head_dim <= GROUP and (rows > 1 or together > 1)
+        codes = Codes(q.buffer, q.buffer)
+        if is_coded:
+            codes = self._coded(out, can_be_in_tiles=is_few_rows)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
@@ -290,12 +316,13 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            int(is_coded),
+            _order(codes) if is_coded else 0,
             int(rows == batch.block_tables.shape[0]),
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
-        kernel = f"vox_step_attend_{together}_{-(-spec.head_dim // GROUP)}"
+        chunks = -(-spec.head_dim // GROUP)
+        kernel = f"vox_step_attend_few_{together}" if is_few_rows else f"vox_step_attend_{together}_{chunks}"
         groups = blocks * spec.heads // together
         self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, rows)))
 
@@ -329,6 +356,10 @@ class Launcher:
         if sharing not in _SHARING or spec.head_dim > GROUP or places <= _FEW_PLACES:
             return 1
         return sharing
+
+
+def _order(codes: Codes) -> int:
+    return _IN_TILES if codes.are_in_tiles else _IN_ROWS
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

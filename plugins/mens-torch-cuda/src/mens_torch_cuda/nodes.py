@@ -22,10 +22,12 @@ class UnrecordableError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """A tensor's rows as int8: codes [rows, columns] and scales [rows, columns / 32]."""
+    """A tensor's rows as int8: codes [rows, columns] and scales [rows, columns / 32], in some order."""
 
     codes: Buffer
     scales: Buffer
+    are_in_tiles: bool = False
+    """Whether they lie in the order of kernels/few_rows.h."""
 
 
 class Pending:

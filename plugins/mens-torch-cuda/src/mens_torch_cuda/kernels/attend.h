@@ -405,8 +405,6 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
     attend<G, C>(at, args);                                                                                          \
   }
 VOX_STEP_ATTEND(1, 1)
-VOX_STEP_ATTEND(2, 1)
-VOX_STEP_ATTEND(4, 1)
 VOX_STEP_ATTEND(1, 2)
 #undef VOX_STEP_ATTEND
 
