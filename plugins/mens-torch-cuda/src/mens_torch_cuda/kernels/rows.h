@@ -22,13 +22,14 @@ VOX_KERNEL(vox_step_rows)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1), VOX_OUT
                           VOX_ARGS(RowsArgs, 6)) {
   VOX_SHARED Quad staged[kNormStagedQuads];
   VOX_SHARED Quad ahead[kNormAheadQuads];
-  VOX_SHARED float sums[kNormChunks];
+  VOX_SHARED Quad sums[kNormSumQuads];
   VOX_SHARED int32_t magnitudes[kTwoGroups];
   sent_norm(weight, args.columns, (float*)(Quad*)ahead);
-  wait_for_inputs();
+  inputs_are_there();
   const int64_t row = VOX_GROUP_Y, first = row * args.columns;
   float* terms = (float*)(Quad*)staged;
-  staged_norm(x + first, weight, args.columns, args.eps, (float*)(Quad*)ahead, terms, sums, faults, row, true);
+  staged_norm(x + first, weight, args.columns, args.eps, (float*)(Quad*)ahead, terms, (float*)(Quad*)sums, faults,
+              row, true);
   for (int32_t i = VOX_LOCAL * 4; i < args.columns; i += kGroup * 4)
     *(Quad*)(out + first + i) = *(const Quad*)(terms + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
   staged_codes(terms, args.columns, out_codes + first, out_scales + row * (args.columns / 32), magnitudes);
