@@ -136,16 +136,6 @@ struct Attend {
   int32_t* magnitudes;
 };
 
-// A load that stays where it is written, before barriers and before it is used.
-CANON float early(const float* from) {
-#if defined(__CUDA_ARCH__)
-  float to;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(to) : "l"(from));
-  return to;
-#else
-  return *from;
-#endif
-}
 CANON void expect(const float* from) {
 #if defined(__CUDA_ARCH__)
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
@@ -176,9 +166,9 @@ CANON void attended(const Attend& at, const AttendArgs& args, int64_t head, cons
       if (!is_finite(y)) at.faults[VOX_GROUP_Y] = 1;
     }
     if (args.codes_out == 0 || i * kGroup >= args.head_dim) continue;
-    VOX_BARRIER();
+    warp_barrier();  // a block is a warp's
     at.magnitudes[VOX_LOCAL] = f_bits(y) & 0x7FFFFFFF;
-    VOX_BARRIER();
+    warp_barrier();
     if (c >= args.head_dim) continue;
     int32_t amax = 0;
 #pragma unroll
@@ -360,6 +350,7 @@ CANON void attend(const Attend& at, const AttendArgs& args) {
   if (at.magnitudes[0] != count - 1) return;
   if (VOX_LOCAL == 0) at.counters[row * sets + set] = 0;
   see_all();
+  VOX_BARRIER();  // before anything else stands where the number was
   for (int32_t k = 0; k < count; ++k) {
     const bool is_first = k == 0;
     float m_block[G], l_block[G], o_block[G][kChannels];

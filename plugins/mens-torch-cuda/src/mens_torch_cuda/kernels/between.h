@@ -77,7 +77,6 @@ enum {
   kNormTurns = kNormChunks * (int)kChunk / (4 * kGroup),  // quads of a thread
   kNormMagnitudeWholes = kNormTurns * kGroup / 4,
   kMagnitudeWholes = kGroup / 4,
-  kNormSumQuads = kNormChunks / 4,
 };
 
 }  // namespace VOX_ISA

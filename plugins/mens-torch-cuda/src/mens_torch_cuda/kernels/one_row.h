@@ -21,6 +21,7 @@ enum {
   kOneTilesQuads = 2 * kOneTile / 4,
   kOnePart = kOneWidth + 2,
   kOneSums = 2,
+  kTogether = 32,  // terms of a chain that are read before they are used
 };
 
 struct OneRowArgs {  // group (query head, KV block of the row's), row
@@ -61,10 +62,14 @@ CANON int32_t in_cluster() {
   return 1;
 #endif
 }
-// Every group of the cluster is here, and sees what the others wrote before.
-CANON void cluster_barrier() {
+// Say that this group came so far; wait until all of the cluster did, and see what they wrote before.
+CANON void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+CANON void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
@@ -120,7 +125,7 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
   const float* weight = c < pairs ? in.q_norm : in.k_norm;
   const float one_weight = early(weight + pair), other_weight = early(weight + pair + pairs);
   const float cosine = early(in.table + angles + pair), sine = early(in.table + angles + pairs + pair);
-  wait_for_inputs();
+  inputs_are_there();
   const float q = early(in.q + (row * args.heads + head) * width + c);
   float k = 0.0f, v = 0.0f;
   if (is_newest) {
@@ -132,18 +137,11 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
     in.key[c] = k;
   }
   arrived_all();
+  let_next_start();
   VOX_BARRIER();
   // The query's squares in one warp, the key's in the next.
   if (VOX_LOCAL == 0 || VOX_LOCAL == 32) {
-    const float* terms = VOX_LOCAL == 0 ? in.query : in.key;
-    float p = 0.0f;
-#pragma unroll 8
-    for (int32_t i = 0; i < width; i += 4) {
-      const Quad x = *(const Quad*)(terms + i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) p = SumOfSquares::step(x.values[j], p);
-    }
-    in.sums[VOX_LOCAL / 32] = p;
+    in.sums[VOX_LOCAL / 32] = squares_of(VOX_LOCAL == 0 ? in.query : in.key, width);
   }
   VOX_BARRIER();
   // Half of the threads take the query's pairs, the others the key's.
@@ -178,11 +176,20 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
   float s = f_from((int32_t)0xFF800000u);
   if (is_inside) {
     float p = 0.0f;
-#pragma unroll 8
-    for (int32_t i = 0; i < width; i += 4) {
-      const Quad x = *(const Quad*)(in.query + i);
+    const float* own = in.key_tile + VOX_LOCAL;
+#pragma unroll 2
+    for (int32_t first = 0; first < width; first += kTogether) {
+      float terms[kTogether];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) p = f_fma(x.values[j], in.key_tile[(i + j) * (int32_t)kBlock + VOX_LOCAL], p);
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i < width) terms[i] = own[(first + i) * (int32_t)kBlock];
+#pragma unroll
+      for (int i = 0; i < kTogether; i += 4) {
+        if (first + i >= width) continue;
+        const Quad x = *(const Quad*)(in.query + first + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) p = f_fma(x.values[j], terms[i + j], p);
+      }
     }
     s = f_mul(chunk_folded(true, 0.0f, p), args.scale);
     if (args.softcap != 0.0f) s = f_softcap(s, args.softcap);
@@ -203,20 +210,27 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
   if (is_inside) at.weights[VOX_LOCAL] = f_exp(f_sub(s, m));
   VOX_BARRIER();
   float l = 0.0f, o[kChannels] = {0.0f};
-  const float* of_channel = in.value_tile + c;
-  auto taken = [&](int32_t j, float w) {
-    l = PlainSum::step(w, l);
-    o[0] = f_fma(w, of_channel[j * stride], o[0]);
+  const float* of_channel = in.value_tile + begin * stride + c;
+  auto taken = [&](float weight, float term) {
+    l = PlainSum::step(weight, l);
+    o[0] = f_fma(weight, term, o[0]);
   };
   int32_t j = begin;
-  for (; j < end && j % 4 != 0; ++j) taken(j, at.weights[j]);
-#pragma unroll 8
-  for (; j + 4 <= end; j += 4) {
-    const Quad w = *(const Quad*)(at.weights + j);
+  for (; j < end && j % 4 != 0; ++j, of_channel += stride) taken(at.weights[j], of_channel[0]);
+#pragma unroll 2
+  for (; j + kTogether <= end; j += kTogether) {
+    float terms[kTogether];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) taken(j + i, w.values[i]);
+    for (int i = 0; i < kTogether; ++i, of_channel += stride) terms[i] = of_channel[0];
+#pragma unroll
+    for (int i = 0; i < kTogether; i += 4) {
+      const Quad w = *(const Quad*)(at.weights + j + i);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) taken(w.values[k], terms[i + k]);
+    }
   }
-  for (; j < end; ++j) taken(j, at.weights[j]);
+#pragma unroll 4
+  for (; j < end; ++j, of_channel += stride) taken(at.weights[j], of_channel[0]);
   if (count > 1 && in_cluster() > 1) {  // all blocks are in it
     if (index != 0) {
       if (VOX_LOCAL < width) in.part[c] = o[0];
@@ -225,7 +239,8 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
         in.part[kOneWidth + 1] = l;
       }
     }
-    cluster_barrier();
+    cluster_arrive();
+    cluster_wait();
     if (index == 0) {
       for (int32_t other = 1; other < count; ++other) {
         const float m_block = of_group(in.part + kOneWidth, other), l_block = of_group(in.part + kOneWidth + 1, other);
@@ -236,8 +251,11 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
         m = shares.m;
       }
     }
-    cluster_barrier();  // nobody's memory goes before it was read
-    if (index != 0) return;
+    cluster_arrive();
+    if (index != 0) {
+      cluster_wait();  // nobody's memory goes before it was read
+      return;
+    }
   } else if (count > 1) {
     const int64_t part = (int64_t)width + 2;
     float* parts = at.parts + (row * args.heads + head) * blocks * part;
@@ -254,6 +272,7 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
     if (at.magnitudes[0] != count - 1) return;
     if (VOX_LOCAL == 0) at.counters[row * args.heads + head] = 0;
     see_all();
+    VOX_BARRIER();  // before anything else stands where the number was
     for (int32_t other = 0; other < count; ++other) {
       const bool is_first = other == 0;
       const float m_block = early(parts + other * part + width), l_block = early(parts + other * part + width + 1);

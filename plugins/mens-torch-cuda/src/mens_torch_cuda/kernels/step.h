@@ -13,12 +13,32 @@
 namespace vox {
 namespace VOX_ISA {
 
-// Until here, nothing that an earlier kernel writes may be read, and nothing written. Then the next kernel may
-// start: earlier, its groups would take the place of this one's.
-CANON void wait_for_inputs() {
+// Until here, nothing that an earlier kernel writes may be read, and nothing written.
+CANON void inputs_are_there() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may start when all groups said so, or ended: earlier, its groups would take the place of this
+// one's, and its first weights that of this one's inputs.
+CANON void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+CANON void wait_for_inputs() {
+  inputs_are_there();
+  let_next_start();
+}
+
+// A load that stays where it is written, before barriers and before it is used.
+CANON float early(const float* from) {
+#if defined(__CUDA_ARCH__)
+  float to;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(to) : "l"(from));
+  return to;
+#else
+  return *from;
 #endif
 }
 
@@ -72,6 +92,7 @@ enum {
   kNormChunks = 48,              // of a row that it norms
   kNormStaged = kNormChunks * kStride,
   kNormStagedQuads = kNormStaged / 4,
+  kNormSumQuads = kNormChunks / 4,
   kNormBlocks = kNormChunks * 4,
   kNormPartials = 2 * kNormChunks * 32,  // at most so many partial sums of a group, [chunks][outputs]
   kNormAhead = kNormPartials + kNormChunks * (int)kChunk / 4,  // weights of a norm; afterwards partial sums and codes
@@ -99,7 +120,9 @@ struct StepArgs {  // group (outputs of one of three weights, and every `groups`
 // 16-bit weights: a chunk of one output is 16 pieces.
 template <class H>
 struct StepHalves {
-  enum { pieces = 16, depth = 1 };  // depth: chunks of a thread that are on their way at a time
+  // depth: chunks of a thread that are on their way at a time; later: further ones that are asked for into the second
+  // cache before the inputs are there. More of either keeps the inputs waiting.
+  enum { pieces = 16, depth = 1, later = 0 };
   struct Loaded {
     Piece pieces[16];
   };
@@ -145,7 +168,7 @@ struct alignas(8) FourScales {
 
 // Q8_0: a chunk of one output is four blocks, each two pieces and a scale.
 struct StepCodes {
-  enum { depth = 2 };
+  enum { depth = 2, later = 1 };
   struct Loaded {
     Piece pieces[8];
     FourScales scales;
@@ -165,6 +188,10 @@ struct StepCodes {
       to.pieces[2 * b + 1] = streamed(w + 16 * b + 8);
     }
     to.scales = *(const FourScales*)d;  // there is room for four, always
+  }
+  CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
+    if (columns / 32 - 4 * chunk < 4) return;
+    expected((which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n / 8 * 8, (int64_t)chunk * 8, columns / 16) + n % 8 * 8);
   }
   struct Next {
     const Piece* w;
@@ -205,47 +232,73 @@ CANON void sent_norm(const float* weight, int32_t columns, float* ahead) {
   for (int32_t i = VOX_LOCAL * 4; i < columns && i < kNormAhead; i += kGroup * 4) sent(ahead + i, weight + i);
 }
 
+// A chunk's sum of squares, of whole quads: the next two are on their way while two are added.
+CANON float squares_of(const float* terms, int32_t count) {
+  Quad now[2], then[2];
+  float p = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (4 * i < count) then[i] = *(const Quad*)(terms + 4 * i);
+#pragma unroll 4
+  for (int32_t k = 0; k < count; k += 8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      now[i] = then[i];
+      if (k + 8 + 4 * i < count) then[i] = *(const Quad*)(terms + k + 8 + 4 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (k + 4 * i >= count) continue;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p = SumOfSquares::step(now[i].values[j], p);
+    }
+  }
+  return p;
+}
+
 // The normed row, chunk by chunk in kStride floats; the first weights are `ahead`. Ends with a barrier.
 CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, const float* ahead, float* staged,
                        float* sums, int32_t* faults, int64_t row, bool watches) {
   const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4)
-    sent(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk, x + i);
+  const int32_t own = VOX_LOCAL * 4, round = kGroup * 4, stride = kGroup * 4 / (int32_t)kChunk * kStride;
+  float* at = staged + own / (int32_t)kChunk * kStride + own % (int32_t)kChunk;
+  for (int32_t i = own, k = 0; i < columns; i += round, k += stride) sent(at + k, x + i);
   arrived_all();
+  let_next_start();
   VOX_BARRIER();
   if (VOX_LOCAL < chunks) {
-    const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk, terms = left < (int32_t)kChunk ? left : (int32_t)kChunk;
-    float p = 0.0f;
-#pragma unroll 8
-    for (int32_t k = 0; k < terms; k += 4) {
-      const Quad q = *(const Quad*)(staged + VOX_LOCAL * kStride + k);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) p = SumOfSquares::step(q.values[j], p);
-    }
-    sums[VOX_LOCAL] = p;
+    const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk;
+    sums[VOX_LOCAL] = squares_of(staged + VOX_LOCAL * kStride, left < (int32_t)kChunk ? left : (int32_t)kChunk);
   }
   VOX_BARRIER();
   float sum = 0.0f;
-#pragma unroll 8
-  for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
-  const float inverse = norm_inverse(sum, (float)columns, eps);
 #pragma unroll 4
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) {
+  for (int32_t c = 0; c < chunks; c += 4) {
+    const Quad some = *(const Quad*)(sums + c);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (c + j < chunks) sum = chunk_folded(c + j == 0, sum, some.values[j]);
+  }
+  const float inverse = norm_inverse(sum, (float)columns, eps);
+  // An infinite sum makes every output zero, and would hide: the row is NaN instead.
+  const bool is_whole = is_finite(sum);
+  bool is_odd = !is_whole;
+#pragma unroll 4
+  for (int32_t i = own, k = 0; i < columns; i += round, k += stride) {
     const Quad w = i < kNormAhead ? *(const Quad*)(ahead + i) : *(const Quad*)(weight + i);
-    Quad* at = (Quad*)(staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk);
-    Quad q = *at;
+    Quad q = *(const Quad*)(at + k);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      // An infinite sum makes every output zero, and would hide: the row is NaN instead.
-      q.values[j] = is_finite(sum) ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
-      if (watches && !is_finite(q.values[j])) faults[row] = 1;
+      q.values[j] = is_whole ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
+      if (watches) is_odd = is_odd || !is_finite(q.values[j]);
     }
-    *at = q;
+    *(Quad*)(at + k) = q;
   }
+  if (watches && is_odd) faults[row] = 1;
   VOX_BARRIER();
 }
 
-// The int8 codes of a staged row: four threads a block of 32. Ends with a barrier.
+// The int8 codes of a staged row: four threads, of one warp, a block of 32. Ends with a barrier.
 CANON void staged_codes(const float* staged, int32_t columns, int8_t* codes, float* scales, int32_t* magnitudes) {
   for (int32_t base = 0, round = 0; base < columns; base += kGroup * 8, ++round) {
     const int32_t i = base + VOX_LOCAL * 8;
@@ -263,7 +316,7 @@ CANON void staged_codes(const float* staged, int32_t columns, int8_t* codes, flo
       amax = magnitude > amax ? magnitude : amax;
     }
     of_round[VOX_LOCAL] = amax;
-    VOX_BARRIER();
+    warp_barrier();
     if (i < columns) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -313,7 +366,8 @@ struct StepOut {
 
 // Fold what the slices made, and write. `partials` [chunks of all weights][T].
 template <int T>
-CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to, const float* partials, float* exchange) {
+CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to, const float* partials, float* exchange,
+                    float residual) {
   const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1;
   const int64_t n = (int64_t)at.group * T + lane, row = VOX_GROUP_Y;
@@ -332,7 +386,7 @@ CANON void step_end(const StepArgs& args, const StepPlace& at, const StepOut& to
     int32_t* faults = at.which == 0 ? to.faults0 : at.which == 1 ? to.faults1 : to.faults2;
     VOX_WATCH(total, row);
     if (args.mode == kAddResidual) {
-      total = f_add(to.residual[row * outputs + n], total);
+      total = f_add(residual, total);
       if (!is_finite(total)) to.faults1[row] = 1;
     }
     out[row * outputs + n] = total;
@@ -390,6 +444,7 @@ struct RowOfFloats {
 #pragma unroll
     for (int i = 0; i < 32 / T; ++i)
       *(Quad*)(in.staged + (VOX_LOCAL / 32 * (32 / T) + i) * kStride + VOX_LOCAL % 32 * 4) = from.quads[i];
+    let_next_start();
     warp_barrier();
   }
   template <class H>
@@ -429,6 +484,7 @@ struct RowOfCodes {
     for (int32_t b = VOX_LOCAL * 4; b < whole; b += kGroup * 4) sent(in.scales + b, in.row_scales + b);
     if (VOX_LOCAL < blocks - whole) in.scales[whole + VOX_LOCAL] = in.row_scales[whole + VOX_LOCAL];
     arrived_all();
+    let_next_start();
     VOX_BARRIER();
   }
   struct Ahead {};
@@ -492,8 +548,20 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
       F::load(loaded[d], weights, weight_at(v[d]), place.group * T + lane, chunk_at(v[d]), args.columns);
     go_on();
   }
+  if constexpr (F::later > 0) {
+    const int32_t then = slice + turn * slices;
+    if (rounds > F::depth && then < all)
+      F::expect(weights, weight_at(then), (int64_t)place.group * T + lane, chunk_at(then), args.columns);
+  }
   In::expect(in, args);
-  wait_for_inputs();
+  inputs_are_there();
+  // What is added at the end is asked for now.
+  auto residual_of = [&]() {
+    const int64_t n = (int64_t)at.group * T + lane;
+    if (args.mode != kAddResidual || slice != 0 || n >= args.outputs0) return 0.0f;
+    return early(to.residual + VOX_GROUP_Y * args.outputs0 + n);
+  };
+  float residual = residual_of();
   In::prepare(in, args);
   In::fetch(in, args, v[0], ahead);
   // As many turns for every thread: there are barriers in them.
@@ -514,10 +582,12 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
       go_on();
       if (++done < rounds) continue;
       done = 0;
-      step_end<T>(args, at, to, partials, exchange);
+      step_end<T>(args, at, to, partials, exchange, residual);
       mine += args.groups;
       at = step_place<T>(args, mine);
-      if (at.which < 3) VOX_BARRIER();  // before partial sums have other ones in their place
+      if (at.which == 3) break;
+      VOX_BARRIER();  // before partial sums have other ones in their place
+      residual = residual_of();
     }
   }
 }
@@ -541,10 +611,10 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
   VOX_STEP_TO;                                      \
   VOX_SHARED Quad ahead[kNormAheadQuads];           \
   VOX_SHARED Quad staged[kNormStagedQuads];         \
-  VOX_SHARED float sums[kNormChunks];               \
+  VOX_SHARED Quad sums[kNormSumQuads];              \
   float* partials = (float*)(Quad*)ahead;           \
   const int64_t first = VOX_GROUP_Y * args.columns; \
-  const NormedFloats row = {x + first, side, partials, (float*)(Quad*)staged, sums, norm_faults}
+  const NormedFloats row = {x + first, side, partials, (float*)(Quad*)staged, (float*)(Quad*)sums, norm_faults}
 
 #define VOX_STEP_HALVES(suffix, H, rows_T, normed_T)                                                             \
   VOX_STEP_KERNEL(vox_step_##suffix##_##rows_T, float) {                                                         \
