@@ -51,7 +51,7 @@ class ShimDevice:
     ) -> None:
         self._library = ctypes.CDLL(str(library))
         self._run = self._library.shim_run
-        self._asks: dict[str, tuple[int, int]] = {}
+        self._asks: dict[str, tuple[range, int]] = {}
         self._modes = (int(at_end), order)
         self._flush, self._simd = _BOTH if flush else KEPT["both"], simd
         self._keeping: tuple[str, int] | None = None
@@ -95,23 +95,27 @@ class ShimDevice:
         """Return the barriers that threads came to since the last call, where barriers ask `is_kept`."""
         return {number for number in range(64) if self._library.shim_met(number)}
 
-    def _said(self, kernel: str) -> tuple[int, int]:
-        """Bytes of shared memory that the launch must give, and threads of a group, by the kernel's text."""
+    def _said(self, kernel: str) -> tuple[range, int]:
+        """Bytes of shared memory that the launch may give, and threads of a group, by the kernel's text."""
         if kernel not in self._asks:
-            found = []
-            for of, otherwise in (("asks", 0), ("threads", GROUP)):
-                try:
-                    found.append(ctypes.c_int32.in_dll(self._library, f"{kernel}_{of}").value)
-                except ValueError:
-                    found.append(otherwise)
-            self._asks[kernel] = (found[0], found[1])
+            most = self._number(f"{kernel}_asks_at_most", 0)
+            exact = self._number(f"{kernel}_asks", 0)
+            asks = range(1, most + 1) if most else range(exact, exact + 1)
+            self._asks[kernel] = (asks, self._number(f"{kernel}_threads", GROUP))
         return self._asks[kernel]
 
+    def _number(self, name: str, otherwise: int) -> int:
+        try:
+            return ctypes.c_int32.in_dll(self._library, name).value
+        except ValueError:
+            return otherwise
+
     def launch(self, launch: Launch) -> None:
-        if (launch.shared, launch.group) != self._said(launch.kernel):
+        asks, threads = self._said(launch.kernel)
+        if launch.shared not in asks or launch.group != threads:
             raise LaunchError(
                 f"{launch.kernel}: launched with {launch.shared} bytes of shared memory and groups of "
-                f"{launch.group}, its text wants {self._said(launch.kernel)}"
+                f"{launch.group}, its text wants {asks[0]} to {asks[-1]} and {threads}"
             )
         before = [buffer.copy() for buffer in launch.buffers] if self._watch is not None else []
         buffers = [*launch.buffers, np.frombuffer(bytearray(launch.constants), np.uint8)]

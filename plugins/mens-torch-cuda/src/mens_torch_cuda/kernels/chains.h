@@ -9,15 +9,6 @@
 // so one of its three operands must be the last fma's, kept. Hence the order of the fmas (`outer`), sides that lie
 // term by term, so that neighbours are of different banks, and how sums lie in shared memory.
 
-// Shared memory, of which the launch gives more than a text can declare. Where kernels run as C++ each says how much.
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define VOX_ASKED(quads, name) extern __shared__ Quad name[]
-#define VOX_ASKS(kernel, quads)
-#else
-#define VOX_ASKED(quads, name) VOX_SHARED Quad name[quads]
-#define VOX_ASKS(kernel, quads) extern "C" { int32_t kernel##_asks = 16 * (quads); }
-#endif
-
 namespace vox {
 namespace VOX_ISA {
 

@@ -4,13 +4,6 @@
 // GPU has those: what they made goes from shared memory to shared memory. Elsewhere it goes through memory, and the
 // last to finish folds it.
 
-// Shared memory that is asked for at the launch; a size for whoever needs one.
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define VOX_SHARED_ASKED(name, count) extern __shared__ Quad name[]
-#else
-#define VOX_SHARED_ASKED(name, count) VOX_SHARED Quad name[count]
-#endif
-
 namespace vox {
 namespace VOX_ISA {
 
@@ -289,6 +282,7 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
 }  // namespace VOX_ISA
 }  // namespace vox
 
+VOX_ASKS_AT_MOST(vox_step_one_row, kOneTilesQuads)
 VOX_KERNEL(vox_step_one_row)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(float, v, 2), VOX_IN(float, q_norm, 3),
                              VOX_IN(float, k_norm, 4), VOX_IN(float, table, 5), VOX_IN(int32_t, slots, 6),
                              VOX_IN(int32_t, positions, 7), VOX_IN(int32_t, sequences, 8),
@@ -298,7 +292,7 @@ VOX_KERNEL(vox_step_one_row)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(fl
                              VOX_OUT(int32_t, q_norm_faults, 18), VOX_OUT(int32_t, q_rope_faults, 19),
                              VOX_OUT(int32_t, k_norm_faults, 20), VOX_OUT(int32_t, k_rope_faults, 21),
                              VOX_ARGS(OneRowArgs, 22)) {
-  VOX_SHARED_ASKED(tiles, kOneTilesQuads);
+  VOX_ASKED(kOneTilesQuads, tiles);
   VOX_SHARED Quad query[kOneQuads];
   VOX_SHARED Quad key[kOneQuads];
   VOX_SHARED Quad weights[kWeightQuads1];

@@ -10,6 +10,17 @@
 #define VOX_KERNEL_AT_ONCE(groups, name) extern "C" __global__ void name
 #endif
 
+// Shared memory, of which the launch gives more than a text can declare. Where kernels run as C++ each says how much.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define VOX_ASKED(quads, name) extern __shared__ Quad name[]
+#define VOX_ASKS(kernel, quads)
+#define VOX_ASKS_AT_MOST(kernel, quads)
+#else
+#define VOX_ASKED(quads, name) VOX_SHARED Quad name[quads]
+#define VOX_ASKS(kernel, quads) extern "C" { int32_t kernel##_asks = 16 * (quads); }
+#define VOX_ASKS_AT_MOST(kernel, quads) extern "C" { int32_t kernel##_asks_at_most = 16 * (quads); }
+#endif
+
 namespace vox {
 namespace VOX_ISA {
 
