@@ -28,18 +28,17 @@ class Tile:
     outputs: int
     shared: int = 0
     """Bytes of shared memory that the launch gives."""
-    speed: float = 0
-    """10^12 float operations a second where every multiprocessor is busy to the end (docs/log.md)."""
-    together: int = 1
-    """Groups that a multiprocessor must have to be so fast."""
+    speeds: tuple[float, ...] = ()
+    """10^12 float operations a second where each multiprocessor has one group, two, ... (docs/log.md)."""
     group: int = GROUP
     """Threads of a group."""
 
     def worth(self, rows: int, outputs: Sequence[int]) -> float:
-        """What of `speed` is left where groups are not full, or the last ones do not fill a large GPU."""
-        places = _MULTIPROCESSORS * self.together
-        turns = -(-self.groups(rows, outputs) // places)
-        return self.speed * rows * sum(outputs) / (turns * places * self.rows * self.outputs)
+        """10^12 useful float operations a second, of a large GPU whose groups are spread evenly."""
+        deepest = -(-self.groups(rows, outputs) // _MULTIPROCESSORS)
+        turns, rest = divmod(deepest, len(self.speeds))
+        took = turns * len(self.speeds) / self.speeds[-1] + (rest / self.speeds[rest - 1] if rest else 0)
+        return rows * sum(outputs) / (_MULTIPROCESSORS * self.rows * self.outputs * took)
 
     def groups(self, rows: int, outputs: Sequence[int]) -> int:
         """Groups of a product with these weights side by side."""
@@ -60,10 +59,10 @@ _BROAD_TERMS, _BROAD_GAP = 16, 4
 """Terms of a stage, and floats between two of them, of kernels/chains.h."""
 
 
-def _broad(name: str, rows: int, outputs: int, speed: float, together: int, *, are_aside: bool) -> Tile:
+def _broad(name: str, rows: int, outputs: int, *speeds: float, are_aside: bool) -> Tile:
     """Of kernels/chains.h; `are_aside`: sums of chunks lie in shared memory."""
     stages = 2 * _BROAD_TERMS * (rows + outputs + 2 * _BROAD_GAP)
-    return Tile(name, rows, outputs, 4 * (stages + rows * outputs * are_aside), speed, together)
+    return Tile(name, rows, outputs, 4 * (stages + rows * outputs * are_aside), speeds)
 
 
 def _sliced(rows: int, outputs: int, slices: int, *, folds: int) -> int:
@@ -72,14 +71,14 @@ def _sliced(rows: int, outputs: int, slices: int, *, folds: int) -> int:
 
 
 BROAD_TILES = (
-    _broad("Most", 128, 128, 45, 2, are_aside=True),
-    _broad("High", 128, 64, 43, 2, are_aside=False),
-    _broad("Low", 64, 64, 41, 2, are_aside=False),
+    _broad("Most", 128, 128, 21, 45, are_aside=True),
+    _broad("High", 128, 64, 24, 43.5, are_aside=False),
+    _broad("Low", 64, 64, 26, 37.5, 41, 42, are_aside=False),
 )
 FLOAT_TILES = (
     Tile("8", 8, 32),
-    Tile("Deep", 16, 64, _sliced(16, 64, 16, folds=2), 30, group=512),
-    Tile("Wide", 32, 64, _sliced(32, 64, 8, folds=1), 35, group=256),
+    Tile("Deep", 16, 64, _sliced(16, 64, 16, folds=2), (30,), 512),
+    Tile("Wide", 32, 64, _sliced(32, 64, 8, folds=1), (35,), 256),
 )
 
 
