@@ -138,10 +138,12 @@ def tight_rows(rng: np.random.Generator, outputs: int, q: np.ndarray) -> np.ndar
     return (16 * upper + lower - 128).astype(np.int8)
 
 
-def test_outputs_at_the_very_edge_of_their_bounds_are_found(library):
-    rng = np.random.default_rng(3)
-    for trial in range(40):
-        q = rng.integers(-127, 128, 64)
+@pytest.mark.parametrize("columns", [64, 256])
+def test_outputs_at_the_very_edge_of_their_bounds_are_found(library, columns):
+    """64 columns have few enough lines that a second look has them all, 256 have twice as many."""
+    rng = np.random.default_rng(columns)
+    for trial in range(30):
+        q = rng.integers(-127, 128, columns)
         q[::32] = 127
         x = q.astype(np.float32)[None]  # d_a = 1 and the codes are the values
         codes = tight_rows(rng, 600, q)
@@ -151,9 +153,9 @@ def test_outputs_at_the_very_edge_of_their_bounds_are_found(library):
         codes[winner] = (
             16 * ((codes[winner].astype(int) + 128) // 16) + np.where(q > 0, 15, 0) - 128
         ).astype(np.int8)
-        blocks = np.zeros((600, 2, 34), np.uint8)
+        blocks = np.zeros((600, columns // 32, 34), np.uint8)
         blocks[:, :, :2] = np.float16(1).view(np.uint16).astype("<u2").reshape(1).view(np.uint8)
-        blocks[:, :, 2:] = codes.view(np.uint8).reshape(600, 2, 32)
+        blocks[:, :, 2:] = codes.view(np.uint8).reshape(600, -1, 32)
         weight = stored("q8_0", blocks.reshape(-1, 34), 600)
         for isa in isas(library):
             library.force_isa(isa)
@@ -189,16 +191,17 @@ def test_what_can_not_be_bounded_is_left_to_all_outputs(library):
 
 def test_little_is_searched_where_one_output_stands_out_and_a_long_search_is_not_repeated_at_once(library):
     rng = np.random.default_rng(10)
-    standing_out = rng.integers(-8, 8, (2048, 32)).astype(np.int8)
+    standing_out = rng.integers(-8, 8, (2048, 1024)).astype(np.int8)
     standing_out[1234] = 127
-    flat = rng.integers(-8, 8, (2048, 32)).astype(np.int8)
-    x = np.ones((1, 32), np.float32)
+    flat = rng.integers(-8, 8, (2048, 1024)).astype(np.int8)
+    x = np.ones((1, 1024), np.float32)
     matrices = []
     for codes in (standing_out, flat):
-        blocks = np.zeros((2048, 34), np.uint8)
-        blocks[:, :2] = np.float16(0.01).view(np.uint16).astype("<u2").reshape(1).view(np.uint8)
-        blocks[:, 2:] = codes.view(np.uint8)
-        matrices.append(quantised.pack_matrix(library.kernels, stored("q8_0", blocks, 2048)))
+        blocks = np.zeros((2048, 32, 34), np.uint8)
+        blocks[:, :, :2] = np.float16(0.01).view(np.uint16).astype("<u2").reshape(1).view(np.uint8)
+        blocks[:, :, 2:] = codes.view(np.uint8).reshape(2048, 32, 32)
+        weight = stored("q8_0", blocks.reshape(-1, 34), 2048)
+        matrices.append(quantised.pack_matrix(library.kernels, weight))
     search = Search(library.kernels)
     for _ in range(3):
         assert search.greatest(x, matrices[0]).tolist() == [1234]

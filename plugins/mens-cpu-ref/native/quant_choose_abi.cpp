@@ -37,6 +37,7 @@ int64_t carve(ChooseTask& task, uint8_t* memory) {
   Carver carver{memory};
   carver.take(&task.activations, task.rows * activation_bytes(32, 1, task.columns));
   carver.take(&task.reach, task.rows * sizes.blocks);
+  carver.take(&task.lines, task.rows * kChooseLines);
   carver.take(&task.bounds, task.rows * sizes.groups * kGroupRows);
   carver.take(&task.estimates, task.rows * sizes.parts);
   carver.take(&task.floors, task.rows);

@@ -32,6 +32,34 @@ static quant::Reach reach_of(const quant::Block32& block, const int8_t* q, int64
   return {block.d, f_mul(f_mul(i_to_f(15 * magnitudes), block.d), share), 241 * block.negative_sum};
 }
 
+static int64_t lines_of(int64_t blocks) { return 4 * blocks < quant::kChooseLines ? 4 * blocks : quant::kChooseLines; }
+
+static quant::Line line_of(float scale, const int8_t* q, int64_t block, int pair) {
+  int32_t sum = 0, magnitudes = 0;
+  for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < 4; ++i) {
+      const int32_t code = q[4 * (pair + 4 * half) + i];
+      sum += code;
+      magnitudes += code < 0 ? -code : code;
+    }
+  return {(int32_t)block, pair, load_i32(q + 4 * pair), load_i32(q + 4 * (pair + 4)), -15 * sum, scale,
+          f_mul(i_to_f(15 * magnitudes), scale)};
+}
+
+// The lines of x with the greatest radius, by insertion.
+static void choose_lines(const quant::Block32* described, const int8_t* codes, int64_t blocks, quant::Line* lines) {
+  const int64_t count = lines_of(blocks);
+  int64_t kept = 0;
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int pair = 0; pair < 4; ++pair) {
+      const quant::Line line = line_of(described[b].d, codes + 32 * b, b, pair);
+      if (kept == count && !(lines[count - 1].radius < line.radius)) continue;
+      int64_t at = kept < count ? kept++ : count - 1;
+      for (; at > 0 && lines[at - 1].radius < line.radius; --at) lines[at] = lines[at - 1];
+      lines[at] = line;
+    }
+}
+
 // Parts are rows.
 static int64_t choose_prepare_part(const void* opaque, int64_t begin, int64_t end, void*) {
   const auto& task = *static_cast<const quant::ChooseTask*>(opaque);
@@ -43,6 +71,7 @@ static int64_t choose_prepare_part(const void* opaque, int64_t begin, int64_t en
     const quant::ActivationTask row = {32, task.x + r * task.columns, 1, task.columns, codes, described};
     quantise_panel<32, quant::Block32>(row, 0);
     for (int64_t b = 0; b < blocks; ++b) task.reach[r * blocks + b] = reach_of(described[b], codes + 32 * b, blocks);
+    choose_lines(described, codes, blocks, task.lines + r * quant::kChooseLines);
   }
   return 0;
 }
@@ -132,6 +161,50 @@ static int64_t choose_bound_part(const void* opaque, int64_t begin, int64_t end,
   return 0;
 }
 
+static bool reaches(const float* bounds, float floor) {
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= bounds[i] >= floor;
+  return any;
+}
+
+// Where a line of a group's lower half is, and the scales of its block.
+struct LinePlace {
+  const uint8_t *codes, *scales;
+};
+CANON LinePlace place_of_line(const quant::ChooseTask& task, const quant::Line& line, int64_t group) {
+  const int64_t blocks = task.columns / 32;
+  return {task.packed + quant::lower_of(kUpper, task.outputs, blocks, group) + line.block * kUpper.lower_bytes +
+              line.pair * quant::kKGroupBytes,
+          task.packed + group * quant::group_bytes(kUpper, blocks) + quant::place_of(kUpper, blocks, line.block).scales};
+}
+static void prefetch_lines(const quant::ChooseTask& task, int64_t row, int64_t group) {
+  const int64_t count = lines_of(task.columns / 32);
+  for (int64_t i = 0; i < count; ++i) {
+    const LinePlace place = place_of_line(task, task.lines[row * quant::kChooseLines + i], group);
+    prefetch(place.codes);
+    prefetch(place.scales);
+  }
+}
+
+// Whether a group's bounds still reach the floor when a few lines of its lower half take the place of their radius.
+static bool still_reaches(const quant::ChooseTask& task, int64_t row, int64_t group, const float* bounds, float floor) {
+  const int64_t count = lines_of(task.columns / 32);
+  VF bound = f_load(bounds);
+  for (int64_t i = 0; i < count; ++i) {
+    const quant::Line& line = task.lines[row * quant::kChooseLines + i];
+    const LinePlace place = place_of_line(task, line, group);
+    const Bytes codes = load_bytes(place.codes);
+    VI sum = dot_codes(i_splat(0), low_nibbles(codes), line.low);
+    sum = dot_codes(sum, high_nibbles(codes), line.high);
+    const VF d = load_scales(place.scales);
+    bound = block_chained(bound, d, f_splat(line.scale), i_add(i_shl<1>(sum), i_splat(line.offset)));
+    bound = f_fnma(f_magnitude(d), f_splat(line.radius), bound);
+  }
+  float lanes[kLanes];
+  f_store(lanes, bound);
+  return reaches(lanes, floor);
+}
+
 // The outputs of a group, of which `best` keeps the greatest: the first of equal ones, where groups ascend.
 static void choose_in_group(const quant::ChooseTask& task, const quant::LinearTask& product, int64_t group,
                             quant::Best* best) {
@@ -171,13 +244,18 @@ static int64_t choose_search_part(const void* opaque, int64_t begin, int64_t end
     for (int64_t r = 0; r < task.rows; ++r) {
       const quant::LinearTask product = product_of(task, r);
       const float floor = task.floors[r];
+      const float* bounds = task.bounds + r * groups * kLanes;
+      // Few groups are looked at, far from one another: what the next ones need is asked for beforehand.
+      constexpr int kReachAhead = 2;
+      int64_t reaching[quant::kChooseGroups], count = 0;
+      for (int64_t group = first; group < last; ++group)
+        if (reaches(bounds + group * kLanes, floor)) reaching[count++] = group;
+      for (int64_t i = 0; i < count && i < kReachAhead; ++i) prefetch_lines(task, r, reaching[i]);
       quant::Best found = {0.0f, -1};
-      for (int64_t group = first; group < last; ++group) {
-        const float* bounds = task.bounds + (r * groups + group) * kLanes;
-        bool reaches = false;
-        for (int i = 0; i < kLanes; ++i) reaches |= bounds[i] >= floor;
-        if (!reaches) continue;
-        choose_in_group(task, product, group, &found);
+      for (int64_t i = 0; i < count; ++i) {
+        if (i + kReachAhead < count) prefetch_lines(task, r, reaching[i + kReachAhead]);
+        if (!still_reaches(task, r, reaching[i], bounds + reaching[i] * kLanes, floor)) continue;
+        choose_in_group(task, product, reaching[i], &found);
         ++searched;
       }
       task.found[part * task.rows + r] = found;

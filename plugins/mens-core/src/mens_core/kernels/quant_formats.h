@@ -141,11 +141,20 @@ struct Reach {
   float radius;    // of twice the estimate, for a weight scale of 1; NaN: not a value that can be estimated
   int32_t offset;  // that twice the estimate's integer begins with
 };
+// 64 bytes of a group's lower half, k-groups `pair` and `pair` + 4 of a block, and what is multiplied with them.
+struct Line {
+  int32_t block, pair;
+  int32_t low, high;  // four codes of x each
+  int32_t offset;     // -15 times the sum of the eight
+  float scale;        // d_a
+  float radius;       // what a bound has for these eight: 15 d_a sum |q|
+};
 struct Best {
   float value;
   int32_t id;
 };
 constexpr int64_t kChooseGroups = 64;  // of a part
+constexpr int64_t kChooseLines = 16;   // that are looked at before all of a group
 struct ChooseTask {
   const uint8_t* packed;
   int64_t outputs, columns;
@@ -153,6 +162,7 @@ struct ChooseTask {
   int64_t rows;
   uint8_t* activations;  // [rows][activation_bytes(32, 1, columns)]: each row a panel of its own
   Reach* reach;          // [rows][blocks]
+  Line* lines;           // [rows][kChooseLines]: those with the greatest radius, as many as there are
   float* bounds;         // [rows][groups][16]: twice an upper bound of each output
   Best* estimates;       // [parts][rows]: the highest estimate, and its group
   float* floors;         // [rows]: an output that is there
