@@ -76,7 +76,7 @@ def test_what_torch_keeps_for_later_is_given_back_before_a_request_fails(device,
     [
         ("vox_step_normed_q8_0_16", 1, True),
         ("vox_step_attend_1_1", 1, True),
-        ("vox_step_attend_4_1", 32, False),
+        ("vox_step_attend_few_4", 32, False),
         ("vox_step_tiles_q8_0_Wide", 1, False),
         ("vox_norm_staged", 1, False),  # it does not wait itself for what it reads
     ],
