@@ -32,6 +32,7 @@ def wide(seed, *shape):
 
 def float_weights(device, format_, outputs, columns):
     values = wide(1, outputs, columns)
+    values[0] = -1e-30  # with a row of 1e-30 its sum is -0: a chunk that isn't there would make it +0
     halves = values.astype(np.float16).view(np.uint16) if format_ == "f16" else values.view(np.uint32) >> 16
     return packed(device, GridMatrix(format_, outputs, columns, 0, device.put(halves.astype(np.uint16))))
 
@@ -82,9 +83,12 @@ def test_every_tile_gives_the_bytes_of_the_plain_kernel(cuda_library, shape, for
     else:
         weight = float_weights(device, format_, outputs, columns)
         tiles = (*FLOAT_TILES, *(BROAD_TILES if outputs % 4 == 0 else ()))
-        activations = (device.put(wide(5, rows, columns)),)
+        x = wide(5, rows, columns)
+        x[0] = 1e-30
+        activations = (device.put(x),)
     residual = drawn(6, rows, outputs)
     expected = plain(device, weight, activations, rows)
+    assert format_ != "bf16" or np.signbit(expected[0])
     for tile in tiles:
         assert tiled(device, tile, weight, activations, rows, None).tobytes() == expected.tobytes(), tile
         found = tiled(device, tile, weight, activations, rows, device.put(residual))
