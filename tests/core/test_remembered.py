@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.test_trainer import LENGTHS, SMALL, Faulty, a_trainer, steps
@@ -122,7 +122,7 @@ def test_some_parts_are_made_once_and_others_twice(model_dir):
     assert {made[name] for name in twice} == {2}
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.lists(st.integers(1, 50), max_size=4), max_size=6), st.integers(0, 3), st.integers(0, 5000)
 )
