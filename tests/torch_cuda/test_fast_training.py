@@ -318,6 +318,25 @@ def test_a_step_without_room_is_not_taken_and_says_so(model_dir, monkeypatch):
     assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
 
 
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["values", "first moment", "second moment"])
+def test_a_step_whose_result_alone_is_not_finite_is_not_taken(model_dir, monkeypatch, which):
+    """Loss and norm of the gradient are; the update overflows."""
+    trainer = a_trainer(model_dir)
+    before, digest, stepped = trainer.state().parameters, trainer.adapter_digest, trainer._adapter.stepped
+
+    def overflowing(gradient, by):
+        made = stepped(gradient, by)
+        made[which][3] = torch.inf
+        return made
+
+    with monkeypatch.context() as planted:
+        planted.setattr(trainer._adapter, "stepped", overflowing)
+        with pytest.raises(BackendError) as caught:
+            finish(trainer.train_step(EXAMPLES))
+    assert (caught.value.error.code, trainer.step, trainer.adapter_digest) == ("non-finite", 0, digest)
+    assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
+
+
 def test_layers_may_have_ranks_and_alphas_of_their_own(model_dir):
     """Exceptions beside the common rank: the same numbers as where each is the only kind."""
     common = a_config(("q_proj", "v_proj"))
