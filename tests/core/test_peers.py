@@ -20,15 +20,16 @@ from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import a_config, some_examples
 from mens_core.example_tree import ExampleTree
 from mens_core.ops import Fault
-from mens_core.peers import team
+from mens_core.peers import meeting, team
 from mens_core.peers.member import Member
-from mens_core.peers.messages import Alive, Broke, Done, End, Load, Work
+from mens_core.peers.messages import Alive, Broke, Done, End, Joined, Load, Work
 from mens_core.peers.sharing import shares
-from mens_core.peers.wire import Place
+from mens_core.peers.wire import PeerSetup, Place
 from mens_core.step_gradients import Gradients
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError, Reply
+from vox_plugin_api.framing import encode_message
 
 pytest.importorskip("torch.distributed")
 CONFIG = a_config(("embed_tokens", "q_proj", "down_proj", "lm_head"), dropout=0.25)
@@ -218,6 +219,26 @@ def test_a_rank_s_last_words_are_its_own_and_it_takes_no_further_part(tmp_path, 
     with pytest.raises(BackendError) as again:
         ours.look()
     assert again.value.error == found
+
+
+def test_strangers_and_second_ones_of_a_rank_are_not_counted_in(tmp_path):
+    place = Place(tmp_path, 0, 3)
+    setup = PeerSetup(entry="", devices=lambda: 3, environment=dict, open_wire=dict, launched=lambda _: True)
+    coming, lines = meeting.gather(place, setup, {}), []
+    with pytest.raises(StopIteration) as ended:
+        next(coming)
+        for number, rank in enumerate((7, 0, 1, 1, 2)):
+            lines.append(socket.socket(socket.AF_UNIX))
+            lines[-1].settimeout(5)
+            lines[-1].connect(str(tmp_path / meeting.CONTROL))
+            lines[-1].sendall(encode_message(Joined(rank=rank, pid=100 + number)))
+            next(coming)
+    links = ended.value.value
+    assert [(link.rank, link.pid) for link in links] == [(1, 102), (2, 104)]
+    for link in links:
+        link.end(0)
+    for line in lines:
+        line.close()
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

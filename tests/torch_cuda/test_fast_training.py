@@ -262,6 +262,31 @@ def test_a_recorded_step_is_not_run_again_once_the_angles_have_moved(model_dir, 
     assert first == second != again
 
 
+def test_dropout_has_a_key_for_each_step_matrix_and_micro_batch(model_dir, monkeypatch):
+    seen = set()
+
+    def noted(x, rate, key):
+        seen.add((rate, *key))
+        return x
+
+    monkeypatch.setattr(module, "dropped", noted)
+    trainer = a_trainer(model_dir, a_config(dropout=0.25), micro_batch_size=1)
+    for _ in range(2):
+        finish(trainer.train_step(EXAMPLES))
+    # An embedding's rows are looked up, and nothing of them is dropped.
+    numbers = [matrix.number for matrix in trainer.plan.matrices if not matrix.is_embedding]
+    expected = {
+        (0.25, trainer.config.seed, step, number, first)
+        for step in range(2)
+        for number in numbers
+        for first in range(len(EXAMPLES))
+    }
+    assert seen == expected
+    seen.clear()
+    finish(trainer.evaluate(EXAMPLES, digests=False))
+    assert not seen, "a loss is of the adapter as it is"
+
+
 def test_dropout_is_the_same_each_time_a_step_is_run(model_dir, monkeypatch):
     config = a_config(dropout=0.25)
     adapter = an_adapter(model_dir)
