@@ -8,6 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -18,14 +19,17 @@ from fixtures.processes import still_alive
 from lanes.tiny_models import BY_FAMILY, write_model
 from lanes.training import a_config, some_examples
 from mens_core.example_tree import ExampleTree
-from mens_core.peers import team
+from mens_core.ops import Fault
+from mens_core.peers import meeting, team
 from mens_core.peers.member import Member
-from mens_core.peers.messages import Alive, Broke, Done, End, Load, Work
+from mens_core.peers.messages import Alive, Broke, Done, End, Joined, Load, Work
 from mens_core.peers.sharing import shares
-from mens_core.peers.wire import Place
+from mens_core.peers.wire import PeerSetup, Place
+from mens_core.step_gradients import Gradients
 from vox_plugin_api import messages as m
 from vox_plugin_api import train_messages as t
 from vox_plugin_api.backend import BackendError, Reply
+from vox_plugin_api.framing import encode_message
 
 pytest.importorskip("torch.distributed")
 CONFIG = a_config(("embed_tokens", "q_proj", "down_proj", "lm_head"), dropout=0.25)
@@ -217,6 +221,55 @@ def test_a_rank_s_last_words_are_its_own_and_it_takes_no_further_part(tmp_path, 
     assert again.value.error == found
 
 
+def test_strangers_and_second_ones_of_a_rank_are_not_counted_in(tmp_path):
+    place = Place(tmp_path, 0, 3)
+    setup = PeerSetup(entry="", devices=lambda: 3, environment=dict, open_wire=dict, launched=lambda _: True)
+    coming, lines = meeting.gather(place, setup, {}), []
+    with pytest.raises(StopIteration) as ended:
+        next(coming)
+        for number, rank in enumerate((7, 0, 1, 1, 2)):
+            lines.append(socket.socket(socket.AF_UNIX))
+            lines[-1].settimeout(5)
+            lines[-1].connect(str(tmp_path / meeting.CONTROL))
+            lines[-1].sendall(encode_message(Joined(rank=rank, pid=100 + number)))
+            next(coming)
+    links = ended.value.value
+    assert [(link.rank, link.pid) for link in links] == [(1, 102), (2, 104)]
+    for link in links:
+        link.end(0)
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_where_ranks_met_goes_with_the_training(tmp_path, is_whole):
+    (tmp_path / "place").mkdir()
+    line = Line()
+    line.send = lambda message: None
+    team.Team(Place(tmp_path / "place", 0, 2), [line]).end(is_whole=is_whole)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sum_of_gradients_that_is_not_finite_is_the_rank_s_error(model_dir, tmp_path, monkeypatch):
+    """Behind the last example nothing else looks at it."""
+    backend = a_backend()
+    load = Load(
+        model=m.LoadModelParams(model_dir=str(model_dir), model_digest="cd" * 32),
+        adapter=CONFIG.adapter, seed=7, micro_batch_size=None,
+    )  # fmt: skip
+    work = Work(number=3, kind="step", step=0, first=0, examples=STEP.examples, adapter_digest="ab" * 32)
+
+    def summed(model, ops, keys, examples, **options):
+        yield from ()
+        ops.take_faults = lambda: [Fault("embed_tokens.lora_A.sum", (0,))]
+        return Gradients([np.float32(1)], {key: ExampleTree(np.add) for key in keys})
+
+    monkeypatch.setattr("mens_core.peers.member.sum_gradients", summed)
+    said = said_by_a_rank(tmp_path, backend, load, work, holds="ab" * 32)
+    (broke,) = (message for message in said if isinstance(message, Broke))
+    assert (broke.number, broke.error.code) == (3, "non-finite")
+
+
 def test_a_step_that_was_cancelled_leaves_no_trace(model_dir):
     backend, alone = begun(model_dir, 2), begun(model_dir, 1)
     (link,) = backend._training._team._links
@@ -258,12 +311,14 @@ def test_a_rank_that_is_not_right_is_refused_at_the_start(model_dir, plant, code
     assert answers(backend.train_step(STEP))[0].step == 1
 
 
-def said_by_a_rank(tmp_path, backend, *asked) -> list:
+def said_by_a_rank(tmp_path, backend, *asked, holds="") -> list:
     """What a rank other than 0 answers, without a process."""
     said, questions = [], queue.SimpleQueue()
     for ask in (*asked, End()):
         questions.put(ask)
-    Member(backend, Place(tmp_path, 1, 2), questions, said.append).run()
+    member = Member(backend, Place(tmp_path, 1, 2), questions, said.append)
+    member._digest = holds
+    member.run()
     return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from mens_torch_cuda.fast.dropout import dropped
 from mens_torch_cuda.fast.flat_adapter import FlatAdapter
 from mens_torch_cuda.fast.groups import Group, Part, Update
 from mens_torch_cuda.fast.laid_out import LaidOut
+from mens_torch_cuda.fast.loss import losses_and_gradient
 from mens_torch_cuda.fast.ops import FastOps
 from mens_torch_cuda.fast.recorded import filled_up
 from mens_torch_cuda.fast.rotary import FastRotaryTable
@@ -140,6 +142,32 @@ def test_what_weights_take_is_told_before_they_are_loaded(tmp_path, tied):
     matrices[id(model.head.embedding.weight)] = model.head.embedding.weight.nbytes
     told, held = weight_bytes(folder), sum(matrices.values())
     assert 0 <= told - held < 2000
+
+
+# --- the head ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_head_s_gradient_is_that_of_its_loss(softcap):
+    """By torch's own tape; a cap of 2 bends logits that reach 4."""
+    torch.manual_seed(6)
+    weight, x = (torch.randn(rows, 8).to(torch.bfloat16) for rows in (11, 5))
+    norm = torch.rand(8) + 0.5
+    targets = torch.tensor([0, 10, 3, 3, 7])
+    decoder = SimpleNamespace(
+        head=Group(("lm_head",), (11,), weight), final_norm=norm, eps=1e-6, softcap=softcap
+    )
+    losses, gradient = losses_and_gradient(decoder, x, targets, backward=True)
+    of_x = x.float().requires_grad_()
+    logits = of_x * torch.rsqrt(of_x.square().mean(1, keepdim=True) + 1e-6) * norm @ weight.float().t()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    right = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    right.sum().backward()
+    # The norm's output, the gradient of the logits and what a product makes of it are bfloat16.
+    most = of_x.grad.abs().max().item()
+    torch.testing.assert_close(losses, right.detach(), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gradient.float(), of_x.grad, rtol=0, atol=0.03 * most)
 
 
 # --- examples side by side ------------------------------------------------------------------------------

@@ -262,6 +262,31 @@ def test_a_recorded_step_is_not_run_again_once_the_angles_have_moved(model_dir, 
     assert first == second != again
 
 
+def test_dropout_has_a_key_for_each_step_matrix_and_micro_batch(model_dir, monkeypatch):
+    seen = set()
+
+    def noted(x, rate, key):
+        seen.add((rate, *key))
+        return x
+
+    monkeypatch.setattr(module, "dropped", noted)
+    trainer = a_trainer(model_dir, a_config(dropout=0.25), micro_batch_size=1)
+    for _ in range(2):
+        finish(trainer.train_step(EXAMPLES))
+    # An embedding's rows are looked up, and nothing of them is dropped.
+    numbers = [matrix.number for matrix in trainer.plan.matrices if not matrix.is_embedding]
+    expected = {
+        (0.25, trainer.config.seed, step, number, first)
+        for step in range(2)
+        for number in numbers
+        for first in range(len(EXAMPLES))
+    }
+    assert seen == expected
+    seen.clear()
+    finish(trainer.evaluate(EXAMPLES, digests=False))
+    assert not seen, "a loss is of the adapter as it is"
+
+
 def test_dropout_is_the_same_each_time_a_step_is_run(model_dir, monkeypatch):
     config = a_config(dropout=0.25)
     adapter = an_adapter(model_dir)
@@ -315,6 +340,25 @@ def test_a_step_without_room_is_not_taken_and_says_so(model_dir, monkeypatch):
     found = caught.value.error
     assert (found.code, found.facts["step"]) == ("out-of-device-memory", 1)
     assert trainer.step == 0 and trainer.adapter_digest == digest
+    assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["values", "first moment", "second moment"])
+def test_a_step_whose_result_alone_is_not_finite_is_not_taken(model_dir, monkeypatch, which):
+    """Loss and norm of the gradient are; the update overflows."""
+    trainer = a_trainer(model_dir)
+    before, digest, stepped = trainer.state().parameters, trainer.adapter_digest, trainer._adapter.stepped
+
+    def overflowing(gradient, by):
+        made = stepped(gradient, by)
+        made[which][3] = torch.inf
+        return made
+
+    with monkeypatch.context() as planted:
+        planted.setattr(trainer._adapter, "stepped", overflowing)
+        with pytest.raises(BackendError) as caught:
+            finish(trainer.train_step(EXAMPLES))
+    assert (caught.value.error.code, trainer.step, trainer.adapter_digest) == ("non-finite", 0, digest)
     assert all(np.array_equal(x, before[key]) for key, x in trainer.state().parameters.items())
 
 
