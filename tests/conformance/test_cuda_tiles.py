@@ -298,7 +298,7 @@ def coded_alike(device, values, shape, made, are_in_tiles):
 @pytest.mark.parametrize("columns", [128, 2176])
 @pytest.mark.parametrize("kind", ["norm", "silu_gate", "as it is"])
 def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
-    """Norm, gate or nothing, and codes; two tiles of rows, blocks of nothing but zeros, a row with an infinity."""
+    """Norm, gate or nothing, and codes; two tiles of rows, blocks of zeros, a row with an infinity."""
     device, rows = ShimDevice(cuda_library), 18
     values = drawn(11, rows, columns)
     values[3, 32:64] = 0
