@@ -478,7 +478,7 @@ def test_a_full_disk_an_end_half_way_and_a_folder_that_is_there_leave_nothing(tm
     monkeypatch.undo()
     assert caught.value.error.code == "save-failed"
     assert "No space left on device" in caught.value.error.message
-    assert caught.value.error.remedy == "Make room or name another folder, and merge again."
+    assert caught.value.error.remedy == "Make room or name another folder, and repeat the command."
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "there"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,3 +106,20 @@ def test_room_is_asked_for_only_where_room_is_short(tmp_path, monkeypatch, code)
     monkeypatch.setattr(os, "fsync", failing)
     expected = "Go." if code == errno.EDQUOT else "Name another place."
     assert refusal(fill, tmp_path / "out", PARENTS).remedy == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "says", "helps"),
+    [
+        (os.ST_RDONLY, "is on a read-only file system", "Make that file system writable"),
+        (0, "is not writable", "Allow this user to write there"),
+    ],
+)
+def test_a_folder_that_may_not_be_written_is_not_to_be_made(tmp_path, monkeypatch, flags, says, helps):
+    # Whoever runs the tests may be root, who may write wherever the disk takes it.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(UsageError) as caught:
+        refuse_target(tmp_path / "new")
+    assert f"{tmp_path} {says}; nothing was written" in caught.value.message
+    assert caught.value.remedy == f"{helps}, or name another place."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.errors import UsageError
-from vox_plugin_api.unwritten import IS_FULL, errno_name
+from vox_plugin_api.unwritten import IS_FULL, errno_name, what_helps
 
 __all__ = ["Making", "refuse_target", "whole_folder", "write_file"]
 
@@ -54,12 +54,19 @@ def refuse_target(out: Path, making: Making | None = None) -> None:
     above = out.absolute().parent
     while making.makes_parents and not above.exists() and above != above.parent:
         above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "is not writable" if above.is_dir() else "is not a folder"
+    if not above.is_dir():
+        raise UsageError(
+            "out-folder",
+            f"{making.option}{out}: {above} is not a folder; {making.undone}",
+            remedy=making.if_nowhere,
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        is_read_only = os.statvfs(above).f_flag & os.ST_RDONLY
+        why = "is on a read-only file system" if is_read_only else "is not writable"
         raise UsageError(
             "out-folder",
             f"{making.option}{out}: {above} {why}; {making.undone}",
-            remedy=making.if_nowhere,
+            remedy=f"{what_helps('EROFS' if is_read_only else 'EACCES')}, or name another place.",
         )
 
 

@@ -109,6 +109,21 @@ def test_each_form_is_written_and_told(lane, here, tmp_path):
     has_terms(tmp_path / "hf", tmp_path / "peft", tmp_path / "g")
 
 
+def test_a_folder_that_is_not_named_lies_beside_the_run(home, here, tmp_path, monkeypatch):
+    status, out, err = here("export", "tuned", "--to", "peft")
+    assert status == 0, err
+    assert out.startswith("tuned-peft: LICENSE, README.md, adapter_config.json")
+    before = sorted((tmp_path / "tuned-peft").iterdir())
+    status, _, err = here("export", "tuned/", "--to", "peft")
+    assert status == 2 and "tuned-peft exists; nothing was written" in err and "--out DIR" in err
+    assert sorted((tmp_path / "tuned-peft").iterdir()) == before
+    # Also where the run is named from within.
+    write_adapter(tmp_path / "plain", home / "models" / "base", ["q_proj"])
+    monkeypatch.chdir(tmp_path / "plain")
+    assert here("export", ".", "--to", "gguf")[0] == 0
+    assert (tmp_path / "plain-gguf" / "plain-lora.gguf").is_file()
+
+
 def has_terms(*folders) -> None:
     """Whatever goes out says under whose terms, and has their text."""
     for folder in folders:
@@ -141,6 +156,9 @@ def test_an_adapter_for_llama_cpp_has_the_base_s_terms_beside_it(home, here, tmp
         (["merge", "tuned", "--out", "new", "--dtype", "f16"], "--dtype is one of"),
         (["export", "tuned", "--to", "onnx", "--out", "new"], "--to is one of peft, hf, gguf"),
         (["export", "tuned", "--to", "peft", "--merged", "--out", "new"], "--merged is for --to gguf"),
+        (["export", "tuned", "--to", "peft", "--dtype", "f32"], "--dtype f32 is of a merged model"),
+        (["export", "tuned", "--to", "gguf", "--dtype", "bf16"], "--to gguf --merged"),
+        (["export", "no/such/run", "--to", "peft"], "run-not-found"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_begun(here, tmp_path, arguments, says):

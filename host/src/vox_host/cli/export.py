@@ -19,7 +19,7 @@ from vox_host.exporting.gguf_model import write_gguf_model
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.peft_export import write_peft_folder
 from vox_host.exporting.terms import write_terms
-from vox_host.whole_folder import refuse_target, whole_folder
+from vox_host.whole_folder import Making, refuse_target, whole_folder
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
 from vox_plugin_api.merge_messages import MergeResult
@@ -48,7 +48,10 @@ def export(
             "adapter as llama.cpp loads it beside its base (--lora).",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A new folder; default: beside RUN: RUN-peft, RUN-hf or RUN-gguf."),
+    ] = None,
     merged: Annotated[
         bool, typer.Option("--merged", help="With --to gguf: the merged model, as one file.")
     ] = False,
@@ -61,10 +64,23 @@ def export(
     if merged and to != "gguf":
         what = "hf is always merged" if to == "hf" else "peft is the adapter on its own"
         raise UsageError("usage", f"--merged is for --to gguf; {what}; nothing was done")
-    refuse_target(out)
+    if options.dtype != "auto" and (to == "peft" or (to == "gguf" and not merged)):
+        raise UsageError(
+            "usage",
+            f"--dtype {options.dtype} is of a merged model; --to {to} copies the adapter's own tensors, and "
+            "nothing was done",
+            remedy="Leave --dtype out, or write the merged model: --to hf, or --to gguf --merged.",
+        )
+    making = Making()
+    if out is None:
+        out = _beside(Path(run), to)
+        making = Making(if_there=lambda _: "Name another folder: --out DIR.")
+    if Path(run).is_dir():
+        # Else what is wrong with RUN is to be said first.
+        refuse_target(out, making)
     opened = options.open(run)
     say: Say = (lambda _: None) if json else print_progress
-    with whole_folder(out) as folder:
+    with whole_folder(out, making) as folder:
         result = _write(opened, folder, to, is_merged=merged, say=say)
         if to != "hf":  # which is a model folder, and has them
             what = "The merged model" if merged else "The adapter"
@@ -81,6 +97,12 @@ def export(
         report_merge(result)
     print_line(f"{out}: {', '.join(files)}")
     print_line(f"The base model's terms apply ({opened.base.license}): README.md there says where they are.")
+
+
+def _beside(run: Path, to: str) -> Path:
+    """The folder that is written where none is named: the run's own name, and what it is for."""
+    place = run if run.name not in ("", "..") else run.resolve()
+    return place.with_name(f"{place.name}-{to}")
 
 
 def _write(opened: Opened, folder: Path, to: str, *, is_merged: bool, say: Say) -> MergeResult | None:

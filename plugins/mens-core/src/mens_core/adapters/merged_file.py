@@ -82,7 +82,7 @@ def write_weights(
                 "bytes": sum(piece.nbytes for piece in pieces),
                 "errno": errno_name(error),
             },
-            remedy=f"{what_helps(errno_name(error))} or name another folder, and merge again.",
+            remedy=f"{what_helps(errno_name(error))} or name another folder, and repeat the command.",
         ) from error
     finally:
         # Also when the request is cancelled between two parts.
