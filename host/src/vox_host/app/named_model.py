@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vox_host.app.adapter_fit import check_fit
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
@@ -39,7 +40,7 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
     Raises:
         UsageError: there is nothing of that name, or its base can't be told.
         ModelError, IntegrityError: what is there is not whole, or not what was recorded; the base
-            is another model than the adapter was trained on.
+            is another model than the adapter was trained on, or has no place for one of its tensors.
     """
     path = Path(text)
     if (catalogue.models_dir / text).is_dir() and path.name == text:
@@ -58,7 +59,9 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
                 remedy=f"`vox-host model import {quoted(path)}`, then serve it by its name.",
             )
         source = open_adapter(path)
-        return NamedModel(_base_of(catalogue, source, base), source)
+        model = _base_of(catalogue, source, base)
+        check_fit(source, model)
+        return NamedModel(model, source)
     return NamedModel(catalogue.find(text))
 
 

@@ -16,7 +16,13 @@ needs the standard library alone.
 from vox_plugin_api.families.config import UnknownFamilyError, parse_config, text_model_type
 from vox_plugin_api.families.model_config import ModelConfig
 from vox_plugin_api.families.rope import Rope, Yarn
-from vox_plugin_api.families.tensors import TensorPlan, expected_shapes, plan_tensors, stored_tensors
+from vox_plugin_api.families.tensors import (
+    TensorPlan,
+    adapted_shapes,
+    expected_shapes,
+    plan_tensors,
+    stored_tensors,
+)
 
 __all__ = [
     "ModelConfig",
@@ -24,6 +30,7 @@ __all__ = [
     "TensorPlan",
     "UnknownFamilyError",
     "Yarn",
+    "adapted_shapes",
     "expected_shapes",
     "parse_config",
     "plan_tensors",

@@ -21,6 +21,7 @@ __all__ = [
     "PlannedTensor",
     "StoredAs",
     "TensorPlan",
+    "adapted_shapes",
     "expected_shapes",
     "plan_tensors",
     "stored_tensors",
@@ -93,6 +94,22 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{layer}mlp.down_proj.weight": (width, ffn),
         }
     shapes["norm.weight"] = (width,)
+    return shapes
+
+
+def adapted_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return (outputs, inputs) of every layer that takes a low-rank update, by its name without ".weight".
+
+    Those of `embed_tokens` are the width and the tokens: an update of it is looked up by token.
+    """
+    suffix = ".weight"
+    shapes = {
+        name.removesuffix(suffix): (shape[0], shape[1])
+        for name, shape in expected_shapes(config).items()
+        if len(shape) == 2 and name != EMBEDDING
+    }
+    shapes[HEAD.removesuffix(suffix)] = (config.vocab_size, config.hidden_size)
+    shapes[EMBEDDING.removesuffix(suffix)] = (config.hidden_size, config.vocab_size)
     return shapes
 
 

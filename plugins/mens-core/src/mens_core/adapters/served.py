@@ -15,8 +15,8 @@ from mens_core.adapters.keys import adapter_digest
 from mens_core.adapters.plan import LARGEST, AdapterPlan, plan_adapter
 from vox_plugin_api.adapter_keys import EMBEDDING_LAYER
 from vox_plugin_api.backend import BackendError
-from vox_plugin_api.families import ModelConfig, expected_shapes
-from vox_plugin_api.families.tensors import EMBEDDING, HEAD
+from vox_plugin_api.families import ModelConfig, adapted_shapes
+from vox_plugin_api.families.tensors import HEAD
 from vox_plugin_api.messages import AdapterParams
 
 __all__ = ["ServedAdapter", "layer_shapes", "read_adapter"]
@@ -41,15 +41,7 @@ class ServedAdapter:
 
 def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return (outputs, inputs) of every layer that takes an update, as `Model.layer_shapes` has them."""
-    suffix = ".weight"
-    shapes = {
-        name.removesuffix(suffix): (shape[0], shape[1])
-        for name, shape in expected_shapes(config).items()
-        if len(shape) == 2 and name != EMBEDDING
-    }
-    shapes[HEAD.removesuffix(suffix)] = (config.vocab_size, config.hidden_size)
-    shapes[EMBEDDING_LAYER] = (config.hidden_size, config.vocab_size)
-    return shapes
+    return adapted_shapes(config)
 
 
 def read_adapter(params: AdapterParams, config: ModelConfig) -> ServedAdapter:
