@@ -437,6 +437,61 @@ def test_a_run_whose_folder_is_moved_away_is_told_so_and_not_to_make_room(fast_p
     assert results(elsewhere) == results(whole)
 
 
+@pytest.mark.parametrize("step", [1, 5, 12])
+@pytest.mark.parametrize("other", [None, b"of another program\n"])
+def test_metrics_that_are_removed_or_replaced_stop_the_run_and_are_kept(fast_path, model, whole, other, step):
+    folder = fast_path / "run"
+    metrics = folder / "metrics.jsonl"
+
+    def lose(now: int) -> None:
+        if now == step:
+            metrics.unlink()
+            if other is not None:
+                metrics.write_bytes(other)
+
+    error = stopped_by(a_job(folder, model, report=Watched(lose)), InProcessTrainer(model))
+    assert (error.code, error.exit_code) == ("metrics-changed", 4)
+    assert dict(error.facts)["found"] == ("no such file" if other is None else "another file")
+    assert f"`vox-host train --resume {folder}` goes on from" in error.remedy
+    if other is not None:
+        # Not ours to write over: what is said of it is done.
+        assert metrics.read_bytes() == other
+        kept = folder / "metrics.jsonl.written"
+        assert f"{kept}: move that to {metrics}." in error.remedy
+        kept.replace(metrics)
+    assert {line["step"] for line in read_lines(metrics)} >= {1, step}
+    run_to_end(a_job(folder, model), model)
+    assert results(folder) == results(whole)
+
+
+def test_metrics_that_vanish_after_the_last_checkpoint_are_missed_at_the_end(fast_path, model, whole):
+    folder = fast_path / "run"
+
+    class Removing(Watched):
+        def saved(self, folder):
+            super().saved(folder)
+            if folder.name == "step-000012":
+                (folder.parents[1] / "metrics.jsonl").unlink()
+
+    error = stopped_by(a_job(folder, model, report=Removing()), InProcessTrainer(model))
+    assert error.code == "metrics-changed" and "were put back" in error.remedy
+    assert results(folder) == results(whole)
+
+
+def test_metrics_that_were_cut_meanwhile_stop_the_run(fast_path, model):
+    folder = fast_path / "run"
+
+    def cut(now: int) -> None:
+        if now == 5:
+            os.truncate(folder / "metrics.jsonl", 3)
+
+    error = stopped_by(a_job(folder, model, report=Watched(cut)), InProcessTrainer(model))
+    # The lines of steps that came after the cut are behind it.
+    assert error.code == "metrics-changed" and "the run was stopped" in error.message
+    assert dict(error.facts)["found"] == f"{(folder / 'metrics.jsonl').stat().st_size} bytes"
+    assert "lines are lost: begin a new run" in error.remedy
+
+
 def test_held_out_rows_that_are_not_finite_say_that_no_step_was_taken(fast_path, model):
     class Infinite(InProcessTrainer):
         async def evaluate(self, examples):

@@ -167,6 +167,7 @@ class _Loop:
             if job.should_stop():
                 if self._course.step > 0 and not self._is_saved:
                     await self._save()
+                self._check_metrics()
                 return Outcome(ended="interrupted", course=self._course, checkpoint=self._saved)
             await self._step()
             if job.held_out and self._pace.is_evaluation_due(self._course.step):
@@ -174,6 +175,7 @@ class _Loop:
             is_best = self._course.best_step == self._course.step
             if is_best or self._course.end(self._pace) or self._pace.is_save_due(self._course.step):
                 await self._save()
+        self._check_metrics()
         return Outcome(ended=ended, course=self._course, checkpoint=self._saved)
 
     def close(self) -> None:
@@ -255,6 +257,7 @@ class _Loop:
 
     async def _save(self) -> None:
         assert self._metrics is not None
+        self._check_metrics()
         folder = self._checkpoints.make_room(self._course.step)
         saved = await self._trainer.save(str(folder))
         state = HostState.of(self._job.record, self._course, saved, self._metrics.mark)
@@ -285,6 +288,11 @@ class _Loop:
             best_step=self._course.best_step,
         )
         write_aside(self._job.run.loss_plot, picture.encode())
+
+    def _check_metrics(self) -> None:
+        # A checkpoint vouches for the lines before it: without a name they are lost at the end.
+        assert self._metrics is not None
+        self._metrics.check_in_place()
 
     def _line(self, facts: dict[str, object]) -> None:
         assert self._metrics is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vox_host.errors import IntegrityError
+from vox_host.stat_cache import write_aside
 
 __all__ = ["NOTHING", "LineFile", "Mark", "read_lines"]
 
@@ -49,7 +50,8 @@ class LineFile:
         self._digest, self._size = hashlib.sha256(), 0
         if keep is not None:
             self._cut(keep)
-        self._file = path.open("ab", buffering=0)
+        # To be read, too: a file whose name is gone is still here.
+        self._file = path.open("a+b", buffering=0)
 
     @property
     def mark(self) -> Mark:
@@ -72,8 +74,55 @@ class LineFile:
         self._digest.update(line)
         self._size += len(line)
 
+    def check_in_place(self) -> None:
+        """Refuse to go on where the path names another file than the one that is written, or none.
+
+        What was written is kept first, so that a run that is resumed has its lines: at the path where
+        nothing is there, and beside it, as `NAME.written`, where another file is.
+
+        Raises:
+            IntegrityError: it is gone, is another file, or something else wrote in it.
+            OSError: the folder is gone too, or what was written can't be kept.
+        """
+        ours = os.fstat(self._file.fileno())
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            if not self._path.parent.is_dir():
+                raise
+            found, kept = "no such file", self._path
+        else:
+            if not os.path.samestat(ours, there):
+                found, kept = "another file", self._path.with_name(f"{self._path.name}.written")
+            elif ours.st_size != self._size:
+                raise self._not_ours(
+                    f"{there.st_size} bytes",
+                    "Something else wrote in it. Where it no longer begins with what the run wrote, "
+                    "those lines are lost: begin a new run. Otherwise",
+                )
+            else:
+                return
+        self._file.seek(0)
+        write_aside(kept, self._file.readall() or b"")
+        if kept == self._path:
+            raise self._not_ours(found, "Its lines were put back.")
+        raise self._not_ours(found, f"What the run wrote is in {kept}: move that to {self._path}.")
+
     def close(self) -> None:
         self._file.close()
+
+    def _not_ours(self, found: str, remedy: str) -> IntegrityError:
+        return IntegrityError(
+            "metrics-changed",
+            f"{self._path} is no longer the file that the run wrote; the run was stopped, and its last "
+            "checkpoint is whole",
+            facts=[
+                ("file", str(self._path)),
+                ("expected", f"the file that the run opened, {self._size} bytes"),
+                ("found", found),
+            ],
+            remedy=remedy,
+        )
 
     def _cut(self, keep: Mark) -> None:
         try:
