@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from vox_host.cli.adapter_options import AdapterOptions, Opened
-from vox_host.cli.merge import report_merge
+from vox_host.cli.merge import report_merge, stands_text
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
+from vox_host.cli.stopping import told_when_stopped
 from vox_host.errors import ModelError, UsageError
 from vox_host.exporting.gguf_adapter import write_gguf_adapter
 from vox_host.exporting.gguf_model import write_gguf_model
@@ -80,7 +81,7 @@ def export(
         refuse_target(out, making)
     opened = options.open(run)
     say: Say = (lambda _: None) if json else print_progress
-    with whole_folder(out, making) as folder:
+    with told_when_stopped(lambda: stands_text(out)), whole_folder(out, making) as folder:
         result = _write(opened, folder, to, is_merged=merged, say=say)
         if to != "hf":  # which is a model folder, and has them
             what = "The merged model" if merged else "The adapter"

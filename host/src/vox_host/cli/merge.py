@@ -14,6 +14,7 @@ import typer
 from vox_host.cli.adapter_options import AdapterOptions, Opened
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
+from vox_host.cli.stopping import told_when_stopped
 from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
@@ -26,7 +27,7 @@ from vox_host.quoted import quoted
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
-__all__ = ["register", "report_merge"]
+__all__ = ["register", "report_merge", "stands_text"]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,20 +68,22 @@ def merge(
         )
     say: Callable[[str], None] = (lambda _: None) if json else print_progress
     if out is not None:
-        with whole_folder(out) as folder:
-            merged = _write(opened, folder, say)
-        facts = _facts(opened, merged) | {"out": str(out)}
-        if name is not None:
-            facts |= _import(opened, out, name)
+        with told_when_stopped(lambda: stands_text(out)):
+            with whole_folder(out) as folder:
+                merged = _write(opened, folder, say)
+            facts = _facts(opened, merged) | {"out": str(out)}
+            if name is not None:
+                facts |= _import(opened, out, name)
     else:
         # On the store's own disk, where there must be room for the model anyway.
         opened.catalogue.models_dir.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".merging-", dir=opened.catalogue.models_dir))
-        try:
-            merged = _write(opened, aside, say)
-            facts = _facts(opened, merged) | _import(opened, aside, name or "")
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with told_when_stopped(lambda: stands_text(None)):
+            try:
+                merged = _write(opened, aside, say)
+                facts = _facts(opened, merged) | _import(opened, aside, name or "")
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     for warning in merged.warnings:
         print_warning(warning)
     if json:
@@ -100,6 +103,13 @@ def report_merge(merged: MergeResult) -> None:
     idle = f", {updates} zero and changed nothing" if zero else ""
     untied = "; the output matrix is no longer the embedding" if merged.is_untied else ""
     print_line(f"{counted(len(merged.matrices), 'matrix', 'matrices')} merged{idle}{untied}.")
+
+
+def stands_text(out: Path | None) -> str:
+    """Return what a command that was stopped leaves, in a clause; `out` was not there before it."""
+    if out is not None and out.exists():
+        return f"{out} is whole, and what comes after it was not done"
+    return "nothing was written, and the same command begins again"
 
 
 def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeResult:

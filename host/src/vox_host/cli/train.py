@@ -27,6 +27,7 @@ from vox_host.app.training_setup import Moved, Prepared, TrainRequest, prepare, 
 from vox_host.cli import early_probe
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress
+from vox_host.cli.stopping import told_when_stopped
 from vox_host.cli.train_options import (
     AdapterOptions,
     PaceOptions,
@@ -40,6 +41,7 @@ from vox_host.cli.train_report import LineReport, make_report
 from vox_host.cli.train_texts import (
     facts_of,
     go_on_text,
+    last_checkpoint_text,
     print_end,
     settled_facts,
     show_memory,
@@ -49,7 +51,6 @@ from vox_host.cli.train_texts import (
 )
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
-from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
 from vox_host.runs.open import refuse_special_files
 from vox_host.settings import load_settings
@@ -109,32 +110,41 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
     """Fine-tune an adapter. Ctrl-C finishes the step, saves, and says how to go on."""
-    if resume is not None:
-        refuse_with_resume(source, adapter, pace, where)
-        facts = _resume(
-            resume,
-            _Means(threads, devices),
-            pace.micro_batch_size,
-            Moved(source.data, None if source.holdout is None else Path(source.holdout)),
-            dry_run=dry_run,
-            rows=preview_rows,
-            is_quiet=json,
-        )
-    else:
-        facts = _begin(
-            source,
-            adapter,
-            pace,
-            where,
-            _Means(threads, devices),
-            dry_run=dry_run,
-            rows=preview_rows,
-            is_quiet=json,
-        )
+    writes = not dry_run and not preview_rows
+    with told_when_stopped(lambda: _how_it_stands((resume or source.out) if writes else None)):
+        if resume is not None:
+            refuse_with_resume(source, adapter, pace, where)
+            facts = _resume(
+                resume,
+                _Means(threads, devices),
+                pace.micro_batch_size,
+                Moved(source.data, None if source.holdout is None else Path(source.holdout)),
+                dry_run=dry_run,
+                rows=preview_rows,
+                is_quiet=json,
+            )
+        else:
+            facts = _begin(
+                source,
+                adapter,
+                pace,
+                where,
+                _Means(threads, devices),
+                dry_run=dry_run,
+                rows=preview_rows,
+                is_quiet=json,
+            )
     if json:
         print_json(facts)
     if "signal" in facts:
         raise typer.Exit(128 + facts["signal"])
+
+
+def _how_it_stands(run: Path | None) -> str:
+    """Return how a run goes on that was stopped while nothing waited for a signal; None: it writes none."""
+    if run is None or not run.is_dir():
+        return "nothing was trained or written, and the same command begins again"
+    return last_checkpoint_text(RunDirectory(run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +202,8 @@ def _begin(
     if rows:
         return show_preview(prepared, rows, is_quiet=is_quiet)
 
+    stop = _Stop()
+
     async def run() -> dict[str, Any]:
         async with open_trainer(settings, prepared, threads=means.threads) as opened:
             memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
@@ -203,9 +215,9 @@ def _begin(
             assert source.out is not None
             created = create_run(source.out, prepared, record)
             with held_run(created.path):
-                return await _drive(created, prepared, record, opened, memory, is_quiet=is_quiet)
+                return await _drive(created, prepared, record, opened, memory, stop, is_quiet=is_quiet)
 
-    facts = _run(run(), source.out)
+    facts = _run(run(), stop, source.out)
     if dry_run and not is_quiet:
         print_line("nothing was trained or written (--dry-run)")
     return facts
@@ -238,6 +250,8 @@ def _resume(
         if not dry_run and (outcome := finished(run, record, base_record(prepared.model))) is not None:
             return _end_at_once(run, prepared, outcome, is_quiet=is_quiet)
 
+        stop = _Stop()
+
         async def go_on() -> dict[str, Any]:
             async with open_trainer(settings, prepared, threads=means.threads) as opened:
                 memory = await check_memory(settings, machine, prepared, opened, devices=means.devices)
@@ -245,9 +259,9 @@ def _resume(
                 show_memory(memory, is_quiet=is_quiet)
                 if dry_run:
                     return settled_facts(prepared, record, memory)
-                return await _drive(run, prepared, record, opened, memory, is_quiet=is_quiet)
+                return await _drive(run, prepared, record, opened, memory, stop, is_quiet=is_quiet)
 
-        return _run(go_on(), path)
+        return _run(go_on(), stop, path)
 
 
 def _end_at_once(
@@ -261,14 +275,15 @@ def _end_at_once(
     return facts
 
 
-def _run(work: Coroutine[Any, Any, dict[str, Any]], run: Path | None) -> dict[str, Any]:
+def _run(work: Coroutine[Any, Any, dict[str, Any]], stop: _Stop, run: Path | None) -> dict[str, Any]:
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
-        # By the second signal: the first one would have been waited for.
-        goes_on = f"; `vox-host train --resume {quoted(run)}` goes on from the last checkpoint" if run else ""
-        print_line(f"stopped at once, the step was not finished{goes_on}", error=True)
-        raise typer.Exit(130) from None
+        if run is None or stop.again is None:
+            raise
+        goes_on = last_checkpoint_text(RunDirectory(run))
+        print_line(f"stopped at once, the step was not finished; {goes_on}", error=True)
+        raise typer.Exit(128 + stop.again) from None
 
 
 async def _drive(
@@ -277,12 +292,13 @@ async def _drive(
     record: RunRecord,
     opened: OpenTrainer,
     memory: t.TrainMemory,
+    stop: _Stop,
     *,
     is_quiet: bool,
 ) -> dict[str, Any]:
     report = LineReport(prepared.options.steps) if is_quiet else make_report(prepared.options.steps)
     try:
-        with _stop_on_signal(report) as stop:
+        with _stop_on_signal(report, stop):
             outcome = await run_training(run, prepared, record, opened, report, stop.is_asked, memory)
     finally:
         report.close()
@@ -314,29 +330,31 @@ class _Stop:
     """Whether the user wants the run to stop."""
 
     number: signal.Signals | None = None
+    again: signal.Signals | None = None
+    """The second one, which does not wait for the step."""
 
     def is_asked(self) -> bool:
         return self.number is not None
 
 
 @contextmanager
-def _stop_on_signal(report: LineReport) -> Iterator[_Stop]:
+def _stop_on_signal(report: LineReport, stop: _Stop) -> Iterator[None]:
     """Let the first SIGINT or SIGTERM stop the run after its step, and the second one at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    stop = _Stop()
 
     def hear(number: signal.Signals) -> None:
         if stop.number is None:
             stop.number = number
             report.say("stopping after this step; once more stops at once, without saving")
         elif task is not None:
+            stop.again = stop.again or number
             task.cancel()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
         loop.add_signal_handler(number, hear, number)
     try:
-        yield stop
+        yield
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -13,6 +13,7 @@ from vox_host.cli.train_report import Speed, duration
 from vox_host.counted import counted
 from vox_host.quoted import quoted
 from vox_host.runs.layout import RunDirectory
+from vox_host.training.checkpoints import Checkpoints
 from vox_host.training.data import Example, marked_preview, preview, render_preview
 from vox_host.training.drive import Outcome
 from vox_host.training.record import RunRecord
@@ -22,6 +23,7 @@ from vox_plugin_api import train_messages as t
 __all__ = [
     "facts_of",
     "go_on_text",
+    "last_checkpoint_text",
     "print_end",
     "settled_facts",
     "show_memory",
@@ -189,3 +191,13 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
 def go_on_text(run: RunDirectory) -> str:
     """Return the command that goes on with a run, in a clause."""
     return f"`vox-host train --resume {quoted(run.path)}` goes on"
+
+
+def last_checkpoint_text(run: RunDirectory) -> str:
+    """Return from where a run goes on that was stopped without saving, and by which command, in a clause."""
+    steps = Checkpoints(run.checkpoints).steps()
+    if steps:
+        return f"{go_on_text(run)} from the last checkpoint, step {max(steps)}"
+    return (
+        f"there is no checkpoint yet: `vox-host train --resume {quoted(run.path)}` begins again from step 1"
+    )
