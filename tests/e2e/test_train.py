@@ -366,6 +366,8 @@ def test_a_run_is_what_answers(lane, whole):
         ([*NEW, "--plugin", "a-lane:isa=reference"], "plugin-with-options", "Name the plugin alone: a-lane"),
         ([*NEW, "--holdout", "40"], "usage", "nothing to train"),
         ([*NEW, "--holdout", "0", "--patience", "1"], "usage", "held"),
+        ([*NEW, "--holdout", "0", "--eval-every", "2"], "usage", "--eval-every needs held-out rows"),
+        ([*NEW, "--preview", "1", "--dry-run"], "usage", "can't be given together"),
         ([*NEW, "--max-length", "9"], "data-rows-bad", "line 1 "),
         ([*NEW, "--max-length", "99999"], "context-too-long", "99999"),
         ([*NEW, "--plugin", "b-lane"], "plugin-not-found", "a-lane"),
@@ -458,6 +460,15 @@ def test_a_preview_shows_what_is_learned_and_starts_nothing(lane, monkeypatch, c
     assert "not checked, since no plugin was started: targets and memory" in shown.err
 
 
+def test_answers_of_rows_without_conversations_are_warned_of(lane, monkeypatch, capsys):
+    monkeypatch.setenv("VOX_HOME", str(lane.home))
+    arguments = ["--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--preview", "1"]
+    assert cli.run(["train", *arguments, "--answers", "last"]) == 0
+    assert "--answers is not used" in capsys.readouterr().err
+    assert cli.run(["train", *arguments]) == 0
+    assert "--answers" not in capsys.readouterr().err
+
+
 def test_a_preview_for_programs_is_one_json_document(lane, monkeypatch, capsys):
     monkeypatch.setenv("VOX_HOME", str(lane.home))
     arguments = ["--model", MODEL, "--data", str(lane.home / "rows.jsonl"), "--preview", "2", "--json"]
@@ -482,6 +493,17 @@ def test_a_preview_on_a_terminal_is_in_colour(lane, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert "\x1b[1;32m" in shown.out and ">>>" not in shown.out
     assert "bold and green is learned" in shown.err
+
+
+def test_a_dry_run_of_a_finished_run_says_so_and_writes_nothing(lane, whole):
+    # A lock says who held it last.
+    kept = [path for path in whole.rglob("*") if path.is_file() and path.name != ".lock"]
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    done = train(lane, "--resume", str(whole), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"{whole} was finished before: 30 steps trained; nothing is left to do" in done.stdout
+    assert done.stdout.endswith("nothing was trained or written (--dry-run)\n")
+    assert {path: path.stat().st_mtime_ns for path in kept} == before
 
 
 def test_a_dry_run_loads_the_model_and_writes_nothing(lane):

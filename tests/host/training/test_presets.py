@@ -63,6 +63,7 @@ def test_a_file_that_is_not_right_is_refused_with_the_place(tmp_path, text, plac
     with pytest.raises(PluginError) as caught:
         load_presets(tmp_path / "presets.toml")
     assert place in dict(caught.value.facts)
+    assert "install it again" in (caught.value.remedy or "")
 
 
 def test_steps_and_epochs_exclude_each_other():

@@ -142,6 +142,8 @@ def prepare(
     if template is None and request.template is not None:
         choose_template(tokenizer, request.template)
         warnings.append(f"--template is not used: {request.data} holds no conversations")
+    if template is None and request.answers != "all":
+        warnings.append(f"--answers is not used: {request.data} holds no conversations")
     dataset = encode_dataset(
         files,
         tokenizer,
@@ -152,10 +154,15 @@ def prepare(
         seed=request.asked.seed,
     )
     options = settle(request.asked, name, preset, examples=len(dataset.train), max_length=max_length)
-    if options.patience is not None and not dataset.held_out:
+    needing = [
+        option
+        for option, value in (("--patience", options.patience), ("--eval-every", request.asked.eval_every))
+        if value is not None
+    ]
+    if needing and not dataset.held_out:
         raise UsageError(
             "usage",
-            "--patience needs held-out rows, and there are none; nothing was started",
+            f"{needing[0]} needs held-out rows, and there are none; nothing was started",
             remedy="Give --holdout N or --holdout FILE.",
         )
     return Prepared(

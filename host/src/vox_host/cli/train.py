@@ -40,6 +40,7 @@ from vox_host.cli.train_options import (
 from vox_host.cli.train_report import LineReport, make_report
 from vox_host.cli.train_texts import (
     facts_of,
+    finished_text,
     go_on_text,
     last_checkpoint_text,
     print_end,
@@ -110,6 +111,13 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
     """Fine-tune an adapter. Ctrl-C finishes the step, saves, and says how to go on."""
+    if dry_run and preview_rows:
+        raise UsageError(
+            "usage",
+            "--preview shows rows and starts no plugin, --dry-run loads the model; they can't be given "
+            "together, and nothing was started",
+            remedy="Give one, then the other.",
+        )
     writes = not dry_run and not preview_rows
     with told_when_stopped(lambda: _how_it_stands((resume or source.out) if writes else None)):
         if resume is not None:
@@ -243,11 +251,13 @@ def _resume(
         prepared, record = prepare_resumed(
             settings, run, machine, micro_batch_size=micro_batch_size, moved=moved
         )
-        put_beside(path, prepared)
+        if not dry_run and not rows:
+            put_beside(path, prepared)
         show_prepared(prepared, is_quiet=is_quiet)
         if rows:
             return show_preview(prepared, rows, is_quiet=is_quiet)
-        if not dry_run and (outcome := finished(run, record, base_record(prepared.model))) is not None:
+        outcome = finished(run, record, base_record(prepared.model))
+        if not dry_run and outcome is not None:
             return _end_at_once(run, prepared, outcome, is_quiet=is_quiet)
 
         stop = _Stop()
@@ -261,7 +271,14 @@ def _resume(
                     return settled_facts(prepared, record, memory)
                 return await _drive(run, prepared, record, opened, memory, stop, is_quiet=is_quiet)
 
-        return _run(go_on(), stop, path)
+        facts = _run(go_on(), stop, path)
+        if dry_run:
+            facts["is_finished"] = outcome is not None
+        if dry_run and not is_quiet:
+            if outcome is not None:
+                print_line(finished_text(run, outcome.course.step, outcome.ended))
+            print_line("nothing was trained or written (--dry-run)")
+        return facts
 
 
 def _end_at_once(

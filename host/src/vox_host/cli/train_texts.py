@@ -22,6 +22,7 @@ from vox_plugin_api import train_messages as t
 
 __all__ = [
     "facts_of",
+    "finished_text",
     "go_on_text",
     "last_checkpoint_text",
     "print_end",
@@ -169,11 +170,10 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
     if facts["ended"] == "interrupted":
         print_line(f"stopped after step {facts['step']} of {facts['steps']}; {go_on_text(run)}")
         return
-    why = "" if facts["ended"] == "steps" else ": no gain on the held-out rows any more"
     if facts["tokens_per_s"] is None:
-        steps = counted(facts["step"], "step")
-        print_line(f"{run.path} was finished before: {steps} trained{why}; nothing is left to do")
+        print_line(finished_text(run, facts["step"], facts["ended"]))
     else:
+        why = _why(facts["ended"])
         print_line(f"trained {counted(facts['step'], 'step')} in {duration(facts['seconds'])}{why}")
     before, best = facts["held_out_loss_before"], facts["best_held_out_loss"]
     if best is not None:
@@ -186,6 +186,17 @@ def print_end(run: RunDirectory, facts: dict[str, Any]) -> None:
         beside = f", estimated {byte_size(facts['estimated_memory_bytes'])} of the {facts['memory_of']}"
         print_line(f"peak memory of the worker {byte_size(facts['peak_memory_bytes'])}{beside}")
     print_line(f"Next: vox-host serve --model {quoted(run.path)}")
+
+
+def finished_text(run: RunDirectory, step: int, ended: str) -> str:
+    """Return what is said of a run in which nothing is left to do."""
+    return (
+        f"{run.path} was finished before: {counted(step, 'step')} trained{_why(ended)}; nothing is left to do"
+    )
+
+
+def _why(ended: str) -> str:
+    return "" if ended == "steps" else ": no gain on the held-out rows any more"
 
 
 def go_on_text(run: RunDirectory) -> str:

@@ -92,17 +92,27 @@ def load_presets(path: Path | None = None) -> Mapping[PresetName, Preset]:
         PluginError: it can't be read, or something in it is not right; all problems are named.
     """
     file = presets_path() if path is None else path
+    remedy = "Put back the file that came with vox-host: install it again, or check it out of the repository."
     try:
         read = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PluginError("presets-invalid", f"{file} can't be read: {error}") from None
+        raise PluginError(
+            "presets-invalid", f"{file} can't be read: {error}; nothing was started", remedy=remedy
+        ) from None
     except ValidationError as error:
         problems = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
         raise PluginError(
-            "presets-invalid", f"{file} is not a file of presets; nothing was started", facts=problems
+            "presets-invalid",
+            f"{file} is not a file of presets; nothing was started",
+            facts=problems,
+            remedy=remedy,
         ) from None
     if AUTO in read.presets:
-        raise PluginError("presets-invalid", f"{file} names a preset {AUTO!r}, which is not a preset's name")
+        raise PluginError(
+            "presets-invalid",
+            f"{file} names a preset {AUTO!r}, which is not a preset's name; nothing was started",
+            remedy=remedy,
+        )
     return read.presets
 
 

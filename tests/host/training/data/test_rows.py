@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tracemalloc
 
@@ -254,3 +255,30 @@ def test_a_whole_number_of_thousands_of_digits_is_said_without_python_s_words(wr
     rows = read_rows(write('{"text": "a", "n": 1' + "0" * 10_000 + "}\n"))
     (problem,) = rows.problems
     assert "a whole number of thousands of digits" in str(problem) and "sys." not in str(problem)
+
+
+ARRAY = [{"prompt": "a", "completion": "b"}] * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(ARRAY),
+        json.dumps(ARRAY, indent=2),
+        "[\n" + ",\n".join(map(json.dumps, ARRAY)) + "\n]\n",
+    ],
+)
+def test_an_array_is_one_error_that_says_how_lines_are_made_of_it(tmp_path, text):
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_rows(path)
+    assert caught.value.code == "data-is-array" and not caught.value.facts
+    assert f"jq -c '.[]' {path} > rows.jsonl" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize("text", ["[1]\n[2]\n", '[1]\n{"text": "a"}\n'])
+def test_lines_of_which_some_are_arrays_are_told_line_by_line(tmp_path, text):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    assert read_rows(path).problems[0].line == 1

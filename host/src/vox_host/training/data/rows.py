@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.errors import UsageError
+from vox_host.quoted import quoted
 from vox_host.training.data.formats import CONVERSATIONS, Content, FormatName, detect, parse
 from vox_host.training.data.lines import Line, LineReader, changed, open_lines
 from vox_host.training.data.problems import Problem, Problems, data_error
@@ -123,6 +124,12 @@ def read_rows(path: Path) -> Rows:
             f"{path} holds no row; nothing was trained",
             remedy='Write a JSON object a line: {"messages": [...]} or {"prompt": "", "completion": ""}.',
         )
+    if problems.count and _is_array(path, has_rows=bool(lines_by_format), is_one=problems.count == 1):
+        raise UsageError(
+            "data-is-array",
+            f"{path} is one JSON array; a data file has a JSON object a line (JSONL); nothing was trained",
+            remedy=f"`jq -c '.[]' {quoted(path)} > rows.jsonl` makes one of it, then --data rows.jsonl.",
+        )
     chosen = max(lines_by_format, key=lambda name: len(lines_by_format[name]), default=None)
     for form, numbers in lines_by_format.items():
         if form != chosen:
@@ -138,6 +145,16 @@ def read_rows(path: Path) -> Rows:
         found=problems.joined(Problems()),
         ignored_keys=dict(ignored),
     )
+
+
+def _is_array(path: Path, *, has_rows: bool, is_one: bool) -> bool:
+    """Whether the file is one array over its lines, rather than lines of which one is an array."""
+    with path.open("rb") as file:
+        first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].rstrip()
+    if has_rows:
+        # Written with an object a line, the last of them has no comma and is a row.
+        return first == b"["
+    return first.startswith(b"[") and (is_one or not first.endswith(b"]"))
 
 
 def _rows_of(lines: LineReader) -> Iterator[Line]:
