@@ -87,6 +87,7 @@ static quant::LinearTask product_of(const quant::ChooseTask& task, int64_t row) 
 template <int R>
 static void estimate_tile(const quant::ChooseTask& task, const uint8_t* group, int64_t row, VF* estimate, VF* radius) {
   const int64_t blocks = task.columns / 32, bytes = quant::activation_bytes(32, 1, task.columns);
+  constexpr int ahead = ahead_of(R, 32);
   const uint8_t *record = group, *codes = task.activations + row * bytes;
   const quant::Reach* reach = task.reach + row * blocks;
   for (int r = 0; r < R; ++r) {
@@ -97,13 +98,13 @@ static void estimate_tile(const quant::ChooseTask& task, const uint8_t* group, i
     const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
     const uint8_t* scales = record;
     record += quant::chunk_scale_bytes(in_chunk);
-    prefetch_share(scales, 128, 0, 1);
+    prefetch_share<ahead>(scales, 128, 0, 1);
     for (int64_t b = 0; b < in_chunk; ++b, record += kUpper.record_bytes, scales += 32, codes += 32, ++reach) {
       VI sum[R];
       for (int r = 0; r < R; ++r) sum[r] = i_splat(0);
       unroll<4>([&](auto g) {
         constexpr int G = decltype(g)::value;
-        prefetch_share(record, kUpper.record_bytes, G, 4);
+        prefetch_share<ahead>(record, kUpper.record_bytes, G, 4);
         const Bytes pair = load_bytes(record + G * quant::kKGroupBytes);
         const Bytes low = low_nibbles(pair), high = high_nibbles(pair);
         for (int r = 0; r < R; ++r) {

@@ -12,8 +12,9 @@
 namespace vox {
 namespace VOX_ISA {
 
-// Bytes ahead of use at which the stream is asked for, as measured for every format (docs/log.md).
-constexpr int kAhead = 1024;
+// Bytes ahead of use at which the stream is asked for, as measured for every format (docs/log.md): memory answers
+// after so many nanoseconds, and the more rows share a reading, the more other work lies in a byte of it.
+static constexpr int ahead_of(int rows, int block) { return rows < (block == 32 ? 4 : 2) ? 1024 : 6144; }
 
 // --- codes ---------------------------------------------------------------------------------
 // Blocks of 32: `codes<G>(record, lower)` gives columns 4 G .. 4 G + 3 for the 16 rows of a group, larger
@@ -121,9 +122,10 @@ struct OfFormat {
 
 // Step I of N over `bytes` of the stream: its share of cache lines. Spread out, so that no burst fills
 // the core's few line buffers.
+template <int AHEAD>
 CANON void prefetch_share(const uint8_t* from, int bytes, int i, int n) {
   const int lines = bytes / 64;
-  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + kAhead + 64 * line);
+  for (int line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(from + AHEAD + 64 * line);
 }
 
 // R rows of activations: one panel of R < 4 rows, or R / 4 panels of four.
@@ -163,13 +165,14 @@ static void tile32(const uint8_t* group, const uint8_t* lower, int64_t blocks, c
                    VF* y) {
   using C = typename F::Codes;
   constexpr quant::Layout layout = quant::layout_of(F::format);
+  constexpr int ahead = ahead_of(R, 32);
   Panels<quant::Block32, R> x(task, row, blocks);
   const uint8_t* record = group;
   for (int64_t first = 0; first < blocks; first += quant::kChunkBlocks) {
     const int64_t in_chunk = blocks - first < quant::kChunkBlocks ? blocks - first : quant::kChunkBlocks;
     const uint8_t* scales = record;
     record += quant::chunk_scale_bytes(in_chunk);
-    prefetch_share(scales, 128, 0, 1);
+    prefetch_share<ahead>(scales, 128, 0, 1);
     VF p[R];
     for (int r = 0; r < R; ++r) p[r] = f_splat(0.0f);
     for (int64_t b = 0; b < in_chunk; ++b, record += layout.record_bytes, lower += layout.lower_bytes, scales += 32, x.next()) {
@@ -177,8 +180,8 @@ static void tile32(const uint8_t* group, const uint8_t* lower, int64_t blocks, c
       for (int r = 0; r < R; ++r) sum[r] = start_of_sum<C::log2_offset>(x.block(r).negative_sum);
       unroll<8>([&](auto g) {
         constexpr int G = decltype(g)::value;
-        prefetch_share(record, layout.record_bytes, G, 8);
-        prefetch_share(lower, layout.lower_bytes, G, 8);
+        prefetch_share<ahead>(record, layout.record_bytes, G, 8);
+        prefetch_share<ahead>(lower, layout.lower_bytes, G, 8);
         const auto w = C::template codes<G>(record, lower);
         for (int r = 0; r < R; ++r) sum[r] = C::dot(sum[r], w, x.four(r, G));
       });
@@ -192,10 +195,11 @@ static void tile32(const uint8_t* group, const uint8_t* lower, int64_t blocks, c
 template <class F, int R>
 static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTask& task, int64_t row, VF* y) {
   using Record = typename F::Record;
+  constexpr int ahead = ahead_of(R, 256);
   Panels<quant::Block256, R> x(task, row, blocks);
   const uint8_t* record = group;
   for (int64_t b = 0; b < blocks; ++b, record += Record::bytes, x.next()) {
-    prefetch_share(record, Record::parts, 0, 1);
+    prefetch_share<ahead>(record, Record::parts, 0, 1);
     VI u[R];
     for (int r = 0; r < R; ++r) u[r] = i_splat(0);
     for (int i = 0; i < 4; ++i) {
@@ -207,7 +211,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
         for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
-          prefetch_share(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
+          prefetch_share<ahead>(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);
           const Bytes w = F::template codes<J, G>(part);
           for (int r = 0; r < R; ++r) sum[r] = dot_codes(sum[r], w, x.four(r, sub * F::groups + G));
         });
