@@ -15,6 +15,7 @@ from vox_host.cli import early_probe
 from vox_host.cli.output import print_progress, print_warning
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
+from vox_host.models.tokenizer_file import keep_heap_small
 from vox_host.settings import Settings, load_settings
 from vox_plugin_api.messages import Numerics
 
@@ -104,6 +105,7 @@ def with_model(
     is_quiet: bool = False,
 ) -> Result:
     """Open the model, run `use` with it, close everything."""
+    keep_heap_small()
 
     async def run() -> Result:
         machine = await asyncio.to_thread(probe_machine, early_probe.take())

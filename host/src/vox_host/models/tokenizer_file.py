@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from vox_host.errors import ModelError
 
-__all__ = ["load_tokenizer", "trim_heap"]
+__all__ = ["keep_heap_small", "load_tokenizer", "trim_heap"]
+
+_M_MXFAST = 1
+_M_ARENA_MAX = -8
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -39,7 +43,28 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def trim_heap() -> None:
     """Return freed pages to the system: glibc keeps tens of megabytes after a large vocabulary."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(0)
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def keep_heap_small() -> None:
+    """Have what is freed lie together, in one heap, so that `trim_heap` finds whole pages of it.
+
+    A vocabulary is half a million small texts between as many that its reading drops. glibc would give each
+    thread a heap of its own, and not join small pieces that are freed: 11 MiB more of Gemma's. Called before
+    there is a second thread, since one that has a heap keeps it. The interpreter's lock leaves threads
+    nothing to gain from several.
+    """
+    choose = _of_glibc("mallopt")
+    if choose is not None:
+        choose(_M_ARENA_MAX, 1)
+        choose(_M_MXFAST, 0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return one of glibc's functions; None elsewhere, musl included."""
+    if sys.platform != "linux":
+        return None
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return found
