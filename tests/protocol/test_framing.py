@@ -18,6 +18,7 @@ from vox_plugin_api.framing import (
     decode_to_worker,
     encode_frame,
     encode_message,
+    encode_token,
 )
 
 reproducible = settings(deadline=None, derandomize=True)
@@ -173,3 +174,11 @@ def test_the_end_of_the_stream_is_none_and_not_an_error() -> None:
     assert decode_to_worker(channel.read()) == m.Shutdown()
     assert channel.read() is None
     os.close(read_end)
+
+
+@reproducible
+@given(request_id=st.integers(1, 2**53), token_id=st.integers(0, 2**31 - 1))
+def test_a_token_is_written_as_its_event_would_be(request_id: int, token_id: int) -> None:
+    result = m.GenerateResult(tokens=[m.GeneratedToken(token_id=token_id)])
+    event = m.Event(id=request_id, final=False, result=result.model_dump(mode="json"))
+    assert encode_token(request_id, token_id) == encode_message(event)

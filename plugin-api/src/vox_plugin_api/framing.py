@@ -32,6 +32,7 @@ __all__ = [
     "decode_to_worker",
     "encode_frame",
     "encode_message",
+    "encode_token",
 ]
 
 MAX_JSON_BYTES = 64 * 2**20
@@ -84,6 +85,27 @@ def encode_frame(kind: FrameKind, payload: bytes) -> bytes:
 def encode_message(message: BaseModel) -> bytes:
     """Return `message` as the bytes of one JSON frame."""
     return encode_frame("J", m.canonical_json(message))
+
+
+def encode_token(request_id: int, token_id: int) -> bytes:
+    """Return `encode_message` of the event that adds one token to an answer, and says nothing more.
+
+    Nearly all that a worker sends are such events. Their bytes differ in two numbers, which are put into
+    a pattern: a tenth of the time that writing each of them out takes.
+    """
+    before, between, after = _token_pattern()
+    return encode_frame("J", b"%b%d%b%d%b" % (before, request_id, between, token_id, after))
+
+
+@cache
+def _token_pattern() -> tuple[bytes, bytes, bytes]:
+    """What stands before, between and after the two numbers."""
+    request_id, token_id = 10**9 + 1, 10**9 + 2
+    result = m.GenerateResult(tokens=[m.GeneratedToken(token_id=token_id)])
+    written = m.canonical_json(m.Event(id=request_id, final=False, result=result.model_dump(mode="json")))
+    before, rest = written.split(b"%d" % request_id)
+    between, after = rest.split(b"%d" % token_id)
+    return before, between, after
 
 
 class FrameDecoder:
@@ -180,7 +202,14 @@ class FrameChannel:
             ProtocolError: a frame is over its limit; nothing was written.
             OSError: the other side has gone.
         """
-        data = encode_message(message) + b"".join(encode_frame("B", piece) for piece in slices)
+        self.write(encode_message(message) + b"".join(encode_frame("B", piece) for piece in slices))
+
+    def write(self, data: bytes) -> None:
+        """Write whole frames, with nothing of another thread between.
+
+        Raises:
+            OSError: the other side has gone.
+        """
         with self._write_lock:
             view = memoryview(data)
             while view:

@@ -354,13 +354,14 @@ class GeneratedToken(Message):
 
     token_id: int
     logprob: F32 | None = None
-    top: list[TokenLogprob] = []
+    # A default that is a list would be copied, by `copy.deepcopy`, for each token.
+    top: list[TokenLogprob] = Field(default_factory=list)
 
 
 class GenerateResult(Message):
     """A piece of an answer; the last one has a `finish_reason` and the counts."""
 
-    tokens: list[GeneratedToken] = []
+    tokens: list[GeneratedToken] = Field(default_factory=list)
     prompt: list[GeneratedToken] | None = None
     """With `prompt_logprobs`, once: every prompt token; the first has no logprob."""
     finish_reason: FinishReason | None = None
@@ -449,5 +450,8 @@ def canonical_json(message: BaseModel | dict[str, Any]) -> bytes:
         ValueError: it holds NaN or infinity.
     """
     value = message.model_dump(mode="json") if isinstance(message, BaseModel) else message
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8")
+    return _CANONICAL.encode(value).encode("utf-8")
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+"""Made once: `json.dumps` makes one for each message."""

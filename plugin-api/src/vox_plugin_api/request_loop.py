@@ -3,7 +3,8 @@
 Three threads: a reader turns frames into messages, the backend thread (the caller of `run`)
 owns the model and does all the work, a third says once a second that the process lives and how
 much it has finished. Before each round of turns the backend thread looks at what has come in, so
-a cancelled request takes no more than one further step.
+a cancelled request takes no more than one further step. The tokens of a round leave together: a write
+wakes the host, and one for each token would take longer than all else that is done for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from vox_plugin_api.framing import (
     FrameChannel,
     ProtocolError,
     decode_to_worker,
+    encode_frame,
+    encode_message,
+    encode_token,
 )
 from vox_plugin_api.resident import resident_bytes
 
@@ -75,6 +79,8 @@ class RequestLoop:
         self._refusal = refusal
         self._inbox: queue.SimpleQueue[AnyToWorker] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
+        self._held: list[bytes] = []
+        """Frames of this round that go out with those to come."""
         self._progress = 0
         self._busy = False
         self._stopping = False
@@ -87,6 +93,7 @@ class RequestLoop:
             self._take_messages(wait=not self._running)
             for request_id in list(self._running):
                 self._step(request_id)
+            self._write_held()
         for request_id in list(self._running):
             self._cancel(request_id)
         return 0
@@ -192,6 +199,9 @@ class RequestLoop:
 
     def _step(self, request_id: int) -> None:
         running = self._running[request_id]
+        if running.method != "generate":
+            # A turn of this may take seconds; one of a generation is at most the step that all wait for.
+            self._write_held()
         try:
             reply = next(running.stream)
             if reply is not None:
@@ -219,6 +229,10 @@ class RequestLoop:
         self._send(request_id, reply, final=True)
 
     def _send(self, request_id: int, reply: Reply, *, final: bool) -> None:
+        token_id = None if final else _only_token(reply)
+        if token_id is not None:
+            self._held.append(encode_token(request_id, token_id))
+            return
         event = m.Event(
             id=request_id,
             final=final,
@@ -232,10 +246,35 @@ class RequestLoop:
         self._transmit(m.Failed(id=request_id, error=error))
 
     def _transmit(self, message: m.Message, slices: tuple[bytes, ...] = ()) -> None:
+        frames = [encode_message(message), *(encode_frame("B", piece) for piece in slices)]
+        self._held += frames
+        self._write_held()
+
+    def _write_held(self) -> None:
+        if not self._held:
+            return
+        data = b"".join(self._held)
+        self._held.clear()
         try:
-            self._channel.send(message, slices)
+            self._channel.write(data)
         except OSError:
             os._exit(EXIT_HOST_GONE)
+
+
+def _only_token(reply: Reply) -> int | None:
+    """Return the one token that a reply consists of; None: there is more to it."""
+    result = reply.result
+    if reply.observation or reply.slices or type(result) is not m.GenerateResult:
+        return None
+    # By what was set, so that a field which this module has not heard of counts too.
+    if result.model_fields_set != _ONLY_TOKENS or len(result.tokens) != 1:
+        return None
+    token = result.tokens[0]
+    return token.token_id if type(token) is m.GeneratedToken and token.model_fields_set == _ONLY_ID else None
+
+
+_ONLY_TOKENS = frozenset({"tokens"})
+_ONLY_ID = frozenset({"token_id"})
 
 
 def _parameters_of(method: m.Method) -> type[m.Message]:
