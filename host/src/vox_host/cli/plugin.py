@@ -1,16 +1,17 @@
 """vox-host plugin: install, list, show, explain, verify, check, remove.
 
-All but `install` work with every plugin broken, and none imports a plugin.
+Here is what reads; `plugin_changes` and `plugin_check` have the others. All but `install` work with
+every plugin broken, and none imports a plugin.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.cli.plugin_changes import install, pack, remove
 from vox_host.cli.plugin_check import check
 from vox_host.cli.plugin_facts import (
     details_of,
@@ -21,13 +22,12 @@ from vox_host.cli.plugin_facts import (
     trust_of,
     verdict_of,
 )
+from vox_host.cli.plugin_named import Json, PluginId, find_in, find_plugin
 from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
-from vox_host.hardware.system import System
-from vox_host.quoted import quoted
-from vox_host.resolution import AUTO, Candidate, Request, StageRecord, unknown_plugin
-from vox_host.settings import Settings, load_settings, tool_environment
+from vox_host.resolution import AUTO, Request, StageRecord
+from vox_host.settings import load_settings
 
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
@@ -40,13 +40,11 @@ plugin_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-PluginId = Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the group to the root command."""
-    plugin_app.command("check")(check)
+    for command in (install, pack, remove, check):
+        plugin_app.command()(command)
     app.add_typer(plugin_app, name="plugin")
 
 
@@ -84,7 +82,7 @@ def list_plugins(json: Json = False) -> None:
 def show(plugin: PluginId, json: Json = False) -> None:
     """Show one plugin: where it is, what it can do, what its receipt records."""
     settings = load_settings()
-    candidate = _find(settings, plugin)
+    candidate = find_plugin(settings, plugin)
     facts = details_of(candidate, settings)
     if json:
         print_json(facts)
@@ -114,7 +112,7 @@ def explain(
     request = _request(plugin, capability, numerics, require_verified)
     candidates = with_verified_bytes(discover(settings.plugins_dir), settings.plugins_dir)
     if plugin != AUTO:
-        _find_in(candidates, plugin)
+        find_in(candidates, plugin)
     machine = _probe()
     records = explain_candidates(request, machine, candidates)
     chosen: dict[str, Any] = {"plugin": None, "reason": None, "degraded_reason": None}
@@ -162,7 +160,7 @@ def verify(
     settings = load_settings()
     candidates = discover(settings.plugins_dir)
     if plugin != AUTO:
-        candidates = [_find_in(candidates, plugin)]
+        candidates = [find_in(candidates, plugin)]
     report: list[dict[str, Any]] = []
     for candidate in candidates:
         if candidate.receipt is None:
@@ -194,120 +192,6 @@ def verify(
         raise typer.Exit(4)
 
 
-@plugin_app.command()
-def install(
-    path: Annotated[
-        Path, typer.Option("--path", help="A source folder, a wheel, or a folder with Plugin.toml.")
-    ],
-    find_links: Annotated[
-        list[Path] | None,
-        typer.Option("--find-links", help="A folder with wheels to take dependencies from."),
-    ] = None,
-    constraint: Annotated[
-        Path | None, typer.Option("--constraint", help="A file that pins the dependencies' versions.")
-    ] = None,
-    no_index: Annotated[
-        bool, typer.Option("--no-index", help="Use no package index, only --find-links.")
-    ] = False,
-    require_verified: Annotated[
-        bool, typer.Option("--require-verified", help="Refuse what no released checksum vouches for.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Install again even if nothing changed.")] = False,
-    json: Json = False,
-) -> None:
-    """Verify a plugin, build its own environment, and record what was installed."""
-    import vox_host
-    from vox_host.hooks import load_hooks, verify_signature
-    from vox_host.installation import InstallRequest
-    from vox_host.installation import install as run_install
-    from vox_host.installation.tools import Tools, find_tools
-
-    settings = load_settings()
-    links = [folder.absolute() for folder in find_links or []]
-    for wanted in [*links, *([constraint] if constraint else [])]:
-        if not wanted.exists():
-            raise UsageError(
-                "path-missing",
-                f"{wanted} does not exist; nothing was installed",
-                remedy="--find-links takes folders of wheels, --constraint a file of pip's.",
-            )
-    environment = tool_environment()
-    python, uv = find_tools(environment)
-    os_name, arch = _platform()
-    hooks = load_hooks()
-    installed = run_install(
-        InstallRequest(
-            path=path,
-            plugins_dir=settings.plugins_dir,
-            os=os_name,
-            arch=arch,
-            tools=Tools(
-                python=python,
-                uv=uv,
-                environment=environment,
-                find_links=tuple(links),
-                constraint=constraint.absolute() if constraint else None,
-                offline=no_index,
-                report=print_progress,
-            ),
-            host_version=vox_host.__version__,
-            require_verified=require_verified,
-            force=force,
-            verify_signature=lambda manifest, archive: verify_signature(hooks, manifest, archive),
-        )
-    )
-    for warning in installed.warnings:
-        print_warning(warning)
-    facts = details_of(_find(settings, installed.receipt.plugin), settings)
-    if json:
-        print_json({**facts, "was_unchanged": installed.was_unchanged})
-    else:
-        receipt = installed.receipt
-        print_line(f"{receipt.plugin} {receipt.version} ({receipt.trust}) in {facts['path']}")
-
-
-@plugin_app.command()
-def pack(
-    path: Annotated[Path, typer.Option("--path", help="The plugin's source folder.")],
-    out: Annotated[Path, typer.Option("--out", help="Where the wheel and Plugin.toml go.")],
-    json: Json = False,
-) -> None:
-    """Build a plugin's wheel for this platform and the released Plugin.toml with its checksum."""
-    from vox_host.packing import pack_plugin
-
-    packed = pack_plugin(path.absolute(), out.absolute(), platform="-".join(_platform()), say=print_progress)
-    if json:
-        print_json(
-            {
-                "plugin": packed.plugin_id,
-                "version": packed.version,
-                "platform": packed.platform,
-                "wheel": str(packed.wheel),
-                "manifest": str(packed.manifest),
-                "sha256": packed.sha256,
-                "size": packed.size,
-            }
-        )
-        return
-    print_line(f"{packed.wheel}  sha256:{packed.sha256}")
-    print_line(f"vox-host plugin install --path {quoted(out)}")
-
-
-@plugin_app.command()
-def remove(plugin: PluginId, json: Json = False) -> None:
-    """Remove an installed plugin, however broken it is."""
-    from vox_host.conformance.record import forget
-    from vox_host.installation import remove as run_remove
-
-    settings = load_settings()
-    run_remove(settings.plugins_dir, plugin, print_progress)
-    forget(settings.plugins_dir, plugin)
-    if json:
-        print_json({"removed": plugin})
-    else:
-        print_line(f"{plugin} was removed.")
-
-
 def _request(plugin: str, capability: str, numerics: str, require_verified: bool) -> Request:
     from typing import get_args
 
@@ -327,30 +211,11 @@ def _request(plugin: str, capability: str, numerics: str, require_verified: bool
     )
 
 
-def _platform() -> tuple[str, str]:
-    import platform
-
-    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
-    machine = platform.machine().lower()
-    return system, {"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine)
-
-
 def _probe() -> Machine:
     from vox_host.hardware.probe import probe_machine  # type: ignore[import-not-found,unused-ignore]
 
     machine: Machine = probe_machine()
     return machine
-
-
-def _find(settings: Settings, plugin: str) -> Candidate:
-    return _find_in(discover(settings.plugins_dir), plugin)
-
-
-def _find_in(candidates: list[Candidate], plugin: str) -> Candidate:
-    for candidate in candidates:
-        if candidate.plugin_id == plugin:
-            return candidate
-    raise unknown_plugin(plugin, candidates, System().os)
 
 
 _MARKS = {"passed": "ok", "warned": "warning", "failed": "no", "not-reached": "-", "not-tried": "-"}

@@ -11,11 +11,9 @@ import typer
 
 from vox_host.cli.lane_options import parse_lane_options
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.cli.plugin_named import find_plugin
 from vox_host.counted import counted
-from vox_host.discovery import discover
 from vox_host.errors import UsageError
-from vox_host.hardware.system import System
-from vox_host.resolution import unknown_plugin
 from vox_host.settings import load_settings
 from vox_plugin_api.messages import Numerics
 
@@ -64,12 +62,9 @@ def check(
     if numerics is not None and numerics not in get_args(Numerics):
         words = ", ".join(get_args(Numerics))
         raise UsageError("usage", f"--numerics is one of {words}; found {numerics!r}; nothing was started")
-    candidates = {c.plugin_id: c for c in discover(settings.plugins_dir)}
-    if plugin not in candidates:
-        raise unknown_plugin(plugin, list(candidates.values()), System().os)
     target = Target(
         settings=settings,
-        candidate=candidates[plugin],
+        candidate=find_plugin(settings, plugin),
         lane_options=options,
         threads=threads,
         numerics=cast(Numerics | None, numerics),

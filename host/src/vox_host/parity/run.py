@@ -22,7 +22,7 @@ from vox_host.models.installed import InstalledModel
 from vox_host.parity.compare import Answered, Parting, SideResult
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import Side
-from vox_host.resolution import Candidate, unknown_plugin
+from vox_host.resolution import Candidate, named_plugin
 from vox_host.settings import Settings
 from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
@@ -236,7 +236,4 @@ def find_candidate(candidates: Sequence[Candidate], plugin: str) -> Candidate:
     Raises:
         NoCandidateError: there is none, or there can be none here.
     """
-    for candidate in candidates:
-        if candidate.plugin_id == plugin:
-            return candidate
-    raise unknown_plugin(plugin, candidates, System().os)
+    return named_plugin(candidates, plugin, System().os)

@@ -9,7 +9,7 @@ earlier attempt comes back in as `outcomes`.
 """
 
 from vox_host.resolution.candidate import AUTO, STAGES, Candidate, Problem, Request, Stage, StageRecord
-from vox_host.resolution.choice import Resolution, explain, resolve, unknown_plugin
+from vox_host.resolution.choice import Resolution, explain, named_plugin, resolve
 from vox_host.resolution.known import why_not_here
 from vox_host.resolution.stages import platform_refusal
 
@@ -23,8 +23,8 @@ __all__ = [
     "Stage",
     "StageRecord",
     "explain",
+    "named_plugin",
     "platform_refusal",
     "resolve",
-    "unknown_plugin",
     "why_not_here",
 ]

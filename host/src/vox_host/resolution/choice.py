@@ -14,7 +14,7 @@ from vox_host.resolution.stages import PROBES, records_of
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
 
-__all__ = ["Resolution", "explain", "resolve", "unknown_plugin"]
+__all__ = ["Resolution", "explain", "named_plugin", "resolve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ def resolve(
     if request.plugin != AUTO:
         named = [c for c in ordered if c.plugin_id == request.plugin]
         if not named:
-            raise unknown_plugin(request.plugin, ordered, machine.os)
+            raise _unknown_plugin(request.plugin, ordered, machine.os)
         if request.plugin in failures:
             raise _named_refused(named[0], failures[request.plugin])
         chosen = named[0]
@@ -129,7 +129,19 @@ def _why_degraded(
     return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
 
 
-def unknown_plugin(plugin: str, candidates: Sequence[Candidate], os: str) -> VoxError:
+def named_plugin(candidates: Sequence[Candidate], plugin: str, os: str) -> Candidate:
+    """Return the plugin of that id, broken or not.
+
+    Raises:
+        VoxError: there is none, or there can be none here.
+    """
+    for candidate in candidates:
+        if candidate.plugin_id == plugin:
+            return candidate
+    raise _unknown_plugin(plugin, candidates, os)
+
+
+def _unknown_plugin(plugin: str, candidates: Sequence[Candidate], os: str) -> VoxError:
     """Return the error of a plugin that was named and is not there: the same, whichever command asks."""
     alone, colon, _ = plugin.partition(":")
     if colon:
