@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,8 @@ from vox_host.manifest import (
     parse_manifest,
 )
 from vox_host.ticker import PROGRESS_EVERY_S, ticking
+from vox_host.tool_process import tool_process
+from vox_host.whole_folder import write_file
 
 __all__ = ["PackedPlugin", "pack_plugin", "released_manifest"]
 
@@ -51,6 +52,7 @@ def pack_plugin(
     out: Path,
     *,
     platform: str,
+    environment: Mapping[str, str],
     say: Callable[[str], None] = lambda line: None,
     progress_every_s: float = PROGRESS_EVERY_S,
 ) -> PackedPlugin:
@@ -59,6 +61,7 @@ def pack_plugin(
     Args:
         source: folder with a pyproject.toml and a Plugin.toml among its package data.
         platform: the key of the artifact's table, like linux-x86_64.
+        environment: what the build sees.
 
     Raises:
         UsageError: `source` is not a plugin's source folder.
@@ -76,19 +79,15 @@ def pack_plugin(
     say(what)
     with tempfile.TemporaryDirectory(prefix="vox-pack-") as folder:
         with ticking(say, what, progress_every_s):
-            built = _build_wheel(source, Path(folder))
+            built = _build_wheel(source, Path(folder), environment)
         out.mkdir(parents=True, exist_ok=True)
-        wheel = out / built.name
-        _place(built, wheel)
-    content = wheel.read_bytes()
-    artifact = Artifact(file=wheel.name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-    path = out / FILE_NAME
-    others = _other_platforms(path, embedded, platform)
-    text = released_manifest(embedded_path.read_text(encoding="utf-8"), {**others, platform: artifact})
-    parse_manifest(text.encode("utf-8"), source=str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+        wheel, path = out / built.name, out / FILE_NAME
+        content = built.read_bytes()
+        artifact = Artifact(file=wheel.name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+        others = _other_platforms(path, embedded, platform)
+        text = released_manifest(embedded_path.read_text(encoding="utf-8"), {**others, platform: artifact})
+        parse_manifest(text.encode("utf-8"), source=str(path))
+        _place({wheel: content, path: text.encode("utf-8")})
     return PackedPlugin(
         plugin_id=embedded.plugin.id,
         version=embedded.plugin.version,
@@ -109,7 +108,7 @@ def released_manifest(embedded: str, artifacts: dict[str, Artifact]) -> str:
     return "\n".join([embedded.rstrip() + "\n", *tables])
 
 
-def _build_wheel(source: Path, folder: Path) -> Path:
+def _build_wheel(source: Path, folder: Path, environment: Mapping[str, str]) -> Path:
     command = [
         sys.executable,
         "-m",
@@ -122,14 +121,9 @@ def _build_wheel(source: Path, folder: Path) -> Path:
         str(source),
     ]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        # What a build has started ends with it, also when it is stopped.
+        with tool_process(command, environment, stderr=subprocess.STDOUT) as process:
+            output, _ = process.communicate(timeout=BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise PluginError(
             "build-timeout",
@@ -137,23 +131,42 @@ def _build_wheel(source: Path, folder: Path) -> Path:
             remedy="Repeat it on a machine with less to do; the project's own build says what it waits for.",
         ) from error
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        last = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()][-12:]
+    if process.returncode != 0 or len(wheels) != 1:
+        lines = output.decode("utf-8", "replace").splitlines()
+        last = [line for line in lines if line.strip()][-12:]
         raise PluginError(
             "build-failed",
-            f"building the wheel of {source} failed with status {done.returncode}; nothing was written",
+            f"building the wheel of {source} failed with status {process.returncode}; nothing was written",
             facts=[("output", line) for line in last],
             remedy="Mend the build, then run `vox-host plugin pack` again.",
         )
     return wheels[0]
 
 
-def _place(built: Path, wheel: Path) -> None:
-    temporary = wheel.with_name(f".{wheel.name}.{os.getpid()}")
-    shutil.copyfile(built, temporary)
-    with temporary.open("rb") as stream:
-        os.fsync(stream.fileno())
-    temporary.replace(wheel)
+def _place(files: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: all of them, or none, when this is stopped at whatever moment.
+
+    Only what kills this process, or the machine's end, comes between the renames.
+    """
+    asides = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    first = next(iter(asides.values()))
+    try:
+        for path, content in files.items():
+            asides[path].unlink(missing_ok=True)
+            write_file(asides[path], content)
+        _rename(asides)
+    except BaseException:
+        if first.exists():
+            for aside in asides.values():
+                aside.unlink(missing_ok=True)
+        else:
+            _rename({path: aside for path, aside in asides.items() if aside.exists()})
+        raise
+
+
+def _rename(asides: Mapping[Path, Path]) -> None:
+    for path, aside in asides.items():
+        aside.replace(path)
 
 
 def _other_platforms(path: Path, embedded: Manifest, platform: str) -> dict[str, Artifact]:

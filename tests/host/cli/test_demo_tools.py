@@ -69,14 +69,14 @@ def command(tmp_path: Path, lines: str) -> str:
 def test_a_training_whose_time_is_up_is_stopped_as_ctrl_c_would_and_used(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo_tools, "TRAIN_LIMIT_S", 0.5)
     waits = "trap 'exit 130' INT\nwhile :; do sleep 0.05; done"
-    monkeypatch.setattr(demo_tools.sys, "executable", command(tmp_path, waits))
+    monkeypatch.setattr("sys.executable", command(tmp_path, waits))
     (tmp_path / "tool-calls-1").mkdir()
     assert demo_tools._train("a-model", tmp_path) == tmp_path / "tool-calls-2"
     assert "time is up" in capsys.readouterr().out
 
 
 def test_a_training_that_fails_ends_the_demo_with_its_status(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo_tools.sys, "executable", command(tmp_path, "exit 5"))
+    monkeypatch.setattr("sys.executable", command(tmp_path, "exit 5"))
     with pytest.raises(typer.Exit) as caught:
         demo_tools._train("a-model", tmp_path)
     assert caught.value.exit_code == 5

@@ -11,7 +11,7 @@ from plugin_toys import hidden, manifest_text, write_api_wheel, write_toy_wheel
 
 from vox_host.discovery import discover_installed
 from vox_host.errors import IntegrityError, PluginError
-from vox_host.installation import InstallRequest, install
+from vox_host.installation import InstallRequest, environments, install, store
 from vox_host.receipt import describe_trust
 
 MakeRequest = Callable[..., InstallRequest]
@@ -143,3 +143,26 @@ def test_a_plain_native_library_is_stored_verified_and_says_that_nothing_starts_
     candidate = discover_installed(plugins_dir)[0]
     assert candidate.problem is not None
     assert (candidate.problem.stage, candidate.problem.code) == ("start", "no-worker")
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_stop_just_before_or_after_the_receipt_leaves_all_of_the_plugin_or_none(
+    tmp_path: Path, request_for: MakeRequest, plugins_dir: Path, monkeypatch, is_published: bool
+) -> None:
+    library = tmp_path / "libtoy.so"
+    library.write_bytes(b"\x7fELF")
+    publish = store.publish
+
+    def stopped(*arguments):
+        if is_published:
+            publish(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "publish", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        install(request_for(a_release(tmp_path, library)))
+    found = environments(plugins_dir)
+    assert list(found) == (["vox-toy"] if is_published else [])
+    assert [name for name in hidden(plugins_dir) if not name.endswith((".tree", ".lock"))] == [
+        Path(name).name for name in found.values()
+    ]

@@ -22,6 +22,7 @@ import typer
 
 import vox_host
 from vox_host.cli import output
+from vox_host.cli.stopping import BEGINS_AGAIN, told_when_stopped
 from vox_host.errors import UsageError
 
 __all__ = ["main", "run"]
@@ -52,7 +53,12 @@ def main() -> None:
     """Run the command line and exit with its status."""
     output.prepare_streams()
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Until now `vox_host.entry` has heard it; who starts a command in the background may have it ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     status = run(sys.argv[1:])
+    # Nothing is left that could be stopped.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # what could not be written was told or has no reader
@@ -74,6 +80,20 @@ def run(arguments: Sequence[str]) -> int:
     # The two options of the root are looked up here: they decide how a failure while parsing looks.
     root = list(arguments[: _position_of_command(arguments)])
     try:
+        with told_when_stopped(lambda: "what had not been finished was not kept"):
+            return _run(arguments)
+    except typer.Exit as stopped:
+        return stopped.exit_code
+    except BrokenPipeError:
+        # The reader has gone (`vox-host ... | head`); nothing is wrong and nobody listens.
+        output.silence_stdout()
+        return 141
+    except Exception as error:  # noqa: BLE001 (one of the two broad catches there are)
+        return output.report_error(error, debug="--debug" in root, as_json=wants_json)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    with told_when_stopped(lambda: f"nothing was done, {BEGINS_AGAIN}"):
         if platform.system() not in _SUPPORTED:
             output.print_line(
                 f"vox-host runs on Linux and macOS; this is {platform.system()}. Nothing was done.",
@@ -83,18 +103,9 @@ def run(arguments: Sequence[str]) -> int:
         _check_encoding(arguments)
         _refuse_empty(arguments)
         app = _build(arguments)
-        status = app(list(arguments), prog_name="vox-host", standalone_mode=False)
-        output.flush_output()
-        return status if isinstance(status, int) else 0
-    except KeyboardInterrupt:
-        output.print_line("stopped; what had not been finished was not kept", error=True)
-        return 130
-    except BrokenPipeError:
-        # The reader has gone (`vox-host ... | head`); nothing is wrong and nobody listens.
-        output.silence_stdout()
-        return 141
-    except Exception as error:  # noqa: BLE001 (one of the two broad catches there are)
-        return output.report_error(error, debug="--debug" in root, as_json=wants_json)
+    status = app(list(arguments), prog_name="vox-host", standalone_mode=False)
+    output.flush_output()
+    return status if isinstance(status, int) else 0
 
 
 def _check_encoding(arguments: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from vox_host.cli.demo_process import own_command
 from vox_host.cli.demo_server import get, post, serving
 from vox_host.cli.demo_tools import second_act
 from vox_host.cli.output import print_line
+from vox_host.cli.stopping import stoppable
 from vox_host.counted import counted
 from vox_host.errors import UsageError, VoxError
 from vox_host.settings import load_settings
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command()(demo)
 
 
+@stoppable("the demo ends here; a plugin and a model that were finished stay, and are not made again")
 def demo(
     wheels: Annotated[Path, typer.Option("--wheels", help="The folder that `make wheels` fills.")],
     accept_license: Annotated[
@@ -78,12 +80,11 @@ def demo(
 def _step(title: str, *arguments: str, may_fail: bool = False) -> None:
     print_line(f"\n==> {title}\n    vox-host {' '.join(arguments)}")
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "vox_host", *arguments], check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode != 0 and not may_fail:
+    with own_command(arguments) as process:
+        status = process.wait()
+    if status != 0 and not may_fail:
         # The command has said what went wrong; its status is ours.
-        raise typer.Exit(done.returncode)
+        raise typer.Exit(status)
     print_line(f"    {time.monotonic() - started:.1f} s")
 
 

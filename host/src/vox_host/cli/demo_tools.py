@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -16,6 +15,7 @@ from typing import Literal
 
 import typer
 
+from vox_host.cli.demo_process import let_end, own_command
 from vox_host.cli.demo_server import get, post, serving
 from vox_host.cli.output import print_line
 from vox_host.counted import counted
@@ -37,7 +37,6 @@ OPTIONS = (
     *("--holdout", "8", "--eval-every", "32", "--save-every", "32"),
 )
 TRAIN_LIMIT_S = 225.0
-STOP_LIMIT_S = 60.0
 QUESTIONS = 60
 MAX_TOKENS = 72
 AT_ONCE = 20
@@ -92,21 +91,14 @@ def _train(model: str, runs: Path) -> Path:
         f"\n==> an adapter that calls tools, trained in 4 minutes at most\n    vox-host {' '.join(arguments)}"
     )
     started = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "vox_host", *arguments], stdin=subprocess.DEVNULL)
-    try:
-        process.wait(TRAIN_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        print_line("    time is up: as Ctrl-C would, this saves what there is")
-        process.send_signal(signal.SIGINT)
+    with own_command(arguments) as process:
         try:
-            process.wait(STOP_LIMIT_S)
+            process.wait(TRAIN_LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-    except KeyboardInterrupt:
-        # The terminal has told it too; what it saves is not to be cut short.
-        process.wait(STOP_LIMIT_S)
-        raise
-    status = process.wait()
+            print_line("    time is up: as Ctrl-C would, this saves what there is")
+            process.send_signal(signal.SIGINT)
+            let_end(process)
+    status = process.returncode
     if status not in (0, 128 + signal.SIGINT):
         # The command has said what went wrong; its status is ours.
         raise typer.Exit(status)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vox_host.cli.output import print_json, print_line, print_table, print_warning
+from vox_host.cli.stopping import SHOWN_IN_PART, stoppable
 from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import VoxError
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+@stoppable(SHOWN_IN_PART)
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show this machine, and which plugin would run on it and why.
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from vox_host.cli.adapter_options import AdapterOptions, Opened
-from vox_host.cli.merge import report_merge, stands_text
+from vox_host.cli.merge import NOTHING_WRITTEN, report_merge, stands_text
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
-from vox_host.cli.stopping import told_when_stopped
+from vox_host.cli.stopping import stoppable, told_when_stopped
 from vox_host.errors import ModelError, UsageError
 from vox_host.exporting.gguf_adapter import write_gguf_adapter
 from vox_host.exporting.gguf_model import write_gguf_model
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("export", help="Write an adapter, or the merged model, for other software.")(grouped(export))
 
 
+@stoppable(NOTHING_WRITTEN)
 def export(
     *,
     run: Annotated[
@@ -81,23 +82,28 @@ def export(
         refuse_target(out, making)
     opened = options.open(run)
     say: Say = (lambda _: None) if json else print_progress
-    with told_when_stopped(lambda: stands_text(out)), whole_folder(out, making) as folder:
-        result = _write(opened, folder, to, is_merged=merged, say=say)
-        if to != "hf":  # which is a model folder, and has them
-            what = "The merged model" if merged else "The adapter"
-            base = f"{opened.base.name} (sha256:{opened.base.digest})"
-            write_terms(opened.base, folder, f"{what} {opened.source.name} of {base}, written by vox-host.")
-        files = sorted(path.name for path in folder.iterdir())
-    for warning in result.warnings if result is not None else ():
-        print_warning(warning)
-    if json:
-        facts = {"to": to, "out": str(out), "base": opened.base.name, "files": files}
-        print_json(facts | ({"merged": result.model_dump(mode="json")} if result is not None else {}))
-        return
-    if result is not None:
-        report_merge(result)
-    print_line(f"{out}: {', '.join(files)}")
-    print_line(f"The base model's terms apply ({opened.base.license}): README.md there says where they are.")
+    with told_when_stopped(lambda: stands_text(out)):
+        with whole_folder(out, making) as folder:
+            result = _write(opened, folder, to, is_merged=merged, say=say)
+            if to != "hf":  # which is a model folder, and has them
+                what = "The merged model" if merged else "The adapter"
+                base = f"{opened.base.name} (sha256:{opened.base.digest})"
+                write_terms(
+                    opened.base, folder, f"{what} {opened.source.name} of {base}, written by vox-host."
+                )
+            files = sorted(path.name for path in folder.iterdir())
+        for warning in result.warnings if result is not None else ():
+            print_warning(warning)
+        if json:
+            facts = {"to": to, "out": str(out), "base": opened.base.name, "files": files}
+            print_json(facts | ({"merged": result.model_dump(mode="json")} if result is not None else {}))
+            return
+        if result is not None:
+            report_merge(result)
+        print_line(f"{out}: {', '.join(files)}")
+        print_line(
+            f"The base model's terms apply ({opened.base.license}): README.md there says where they are."
+        )
 
 
 def _beside(run: Path, to: str) -> Path:

@@ -20,6 +20,7 @@ from vox_host.cli.model_options import Model, RunOptions, with_model
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_piece
 from vox_host.cli.sampling_options import MAX_INT, SamplingOptions
+from vox_host.cli.stopping import stoppable
 from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.settings import load_settings
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
     app.command("chat", help="Talk with a model.")(grouped(chat))
 
 
+@stoppable(lambda json, **_: "nothing was answered" if json else "the answer is not whole")
 def generate(
     *,
     model: Model,
@@ -88,6 +90,7 @@ def generate(
     with_model(load_settings(), options, use, is_quiet=json)
 
 
+@stoppable("the conversation is over, and nothing of it was kept")
 def chat(
     *,
     model: Model,
@@ -112,18 +115,24 @@ async def stream_to_terminal(service: ModelService, params: m.GenerateParams, st
     """Print an answer as it comes, and on a terminal what it took."""
     began = first = time.monotonic()
     pieces = 0
-    async with contextlib.aclosing(service.answer(params, stops)) as items:
-        async for item in items:
-            match item:
-                case AnswerPiece():
-                    if pieces == 0:
-                        first = time.monotonic()
-                    pieces += 1
-                    print_piece(item.text)
-                case AnswerEnd():
-                    print_line("")
-                    if sys.stderr.isatty():
-                        print_line(_summary(item, began, first, params.sampling.seed), error=True)
+    end: AnswerEnd | None = None
+    try:
+        async with contextlib.aclosing(service.answer(params, stops)) as items:
+            async for item in items:
+                match item:
+                    case AnswerPiece():
+                        if pieces == 0:
+                            first = time.monotonic()
+                        pieces += 1
+                        print_piece(item.text)
+                    case AnswerEnd():
+                        end = item
+    finally:
+        if end is not None or (pieces and sys.stdout.isatty()):
+            # On a terminal what is said next begins a line, an answer that was cut short or not.
+            print_line("")
+    if end is not None and sys.stderr.isatty():
+        print_line(_summary(end, began, first, params.sampling.seed), error=True)
 
 
 def _summary(end: AnswerEnd, began: float, first: float, seed: int) -> str:

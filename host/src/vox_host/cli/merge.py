@@ -14,7 +14,7 @@ import typer
 from vox_host.cli.adapter_options import AdapterOptions, Opened
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_json, print_line, print_progress, print_warning
-from vox_host.cli.stopping import told_when_stopped
+from vox_host.cli.stopping import BEGINS_AGAIN, stoppable, told_when_stopped
 from vox_host.counted import agreeing, counted
 from vox_host.errors import UsageError
 from vox_host.exporting.merged_folder import write_merged_folder
@@ -27,7 +27,9 @@ from vox_host.quoted import quoted
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
-__all__ = ["register", "report_merge", "stands_text"]
+__all__ = ["NOTHING_WRITTEN", "register", "report_merge", "stands_text"]
+
+NOTHING_WRITTEN = f"nothing was written, {BEGINS_AGAIN}"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("merge", help="Fold an adapter into its base model, as a model of its own.")(grouped(merge))
 
 
+@stoppable(NOTHING_WRITTEN)
 def merge(
     *,
     run: Annotated[
@@ -67,33 +70,37 @@ def merge(
             remedy=f"Choose another name, or `vox-host model remove {name}` first.",
         )
     say: Callable[[str], None] = (lambda _: None) if json else print_progress
+    stored = None if name is None else opened.catalogue.models_dir / name
+    with told_when_stopped(lambda: stands_text(out, stored)):
+        merged, facts = _merge(opened, out, name, say)
+        for warning in merged.warnings:
+            print_warning(warning)
+        if json:
+            print_json(facts)
+            return
+        report_merge(merged)
+        if out is not None:
+            print_line(f"The merged model is in {out}: `vox-host model import {quoted(out)}` takes it.")
+        if name is not None:
+            print_line(f"The merged model is {name} in the store: `vox-host serve --model {name}`.")
+
+
+def _merge(
+    opened: Opened, out: Path | None, name: str | None, say: Callable[[str], None]
+) -> tuple[MergeResult, dict[str, Any]]:
     if out is not None:
-        with told_when_stopped(lambda: stands_text(out)):
-            with whole_folder(out) as folder:
-                merged = _write(opened, folder, say)
-            facts = _facts(opened, merged) | {"out": str(out)}
-            if name is not None:
-                facts |= _import(opened, out, name)
-    else:
-        # On the store's own disk, where there must be room for the model anyway.
-        opened.catalogue.models_dir.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".merging-", dir=opened.catalogue.models_dir))
-        with told_when_stopped(lambda: stands_text(None)):
-            try:
-                merged = _write(opened, aside, say)
-                facts = _facts(opened, merged) | _import(opened, aside, name or "")
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-    for warning in merged.warnings:
-        print_warning(warning)
-    if json:
-        print_json(facts)
-        return
-    report_merge(merged)
-    if out is not None:
-        print_line(f"The merged model is in {out}: `vox-host model import {quoted(out)}` takes it.")
-    if name is not None:
-        print_line(f"The merged model is {name} in the store: `vox-host serve --model {name}`.")
+        with whole_folder(out) as folder:
+            merged = _write(opened, folder, say)
+        facts = _facts(opened, merged) | {"out": str(out)}
+        return merged, facts | (_import(opened, out, name) if name is not None else {})
+    # On the store's own disk, where there must be room for the model anyway.
+    opened.catalogue.models_dir.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".merging-", dir=opened.catalogue.models_dir))
+    try:
+        merged = _write(opened, aside, say)
+        return merged, _facts(opened, merged) | _import(opened, aside, name or "")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def report_merge(merged: MergeResult) -> None:
@@ -105,11 +112,13 @@ def report_merge(merged: MergeResult) -> None:
     print_line(f"{counted(len(merged.matrices), 'matrix', 'matrices')} merged{idle}{untied}.")
 
 
-def stands_text(out: Path | None) -> str:
-    """Return what a command that was stopped leaves, in a clause; `out` was not there before it."""
+def stands_text(out: Path | None, stored: Path | None = None) -> str:
+    """Return what a command that was stopped leaves, in a clause; neither was there before it."""
+    if stored is not None and stored.exists():
+        return f"{stored.name} is in the store, and only the rest was not shown"
     if out is not None and out.exists():
         return f"{out} is whole, and what comes after it was not done"
-    return "nothing was written, and the same command begins again"
+    return NOTHING_WRITTEN
 
 
 def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeResult:

@@ -22,6 +22,7 @@ from vox_host.cli.output import (
     print_warning,
     render_error,
 )
+from vox_host.cli.stopping import BEGINS_AGAIN, COMPARED_IN_PART, SHOWN_IN_PART, stoppable, told_when_stopped
 from vox_host.counted import agreeing, counted
 from vox_host.errors import IntegrityError, VoxError
 from vox_host.models.catalogue import Catalogue, check_name
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 @model_app.command("import")
+@stoppable(f"nothing was imported, {BEGINS_AGAIN}")
 def import_(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A GGUF file, a Hugging Face folder, or a demo model.")
@@ -67,30 +69,35 @@ def import_(
     catalogue = Catalogue(load_settings().models_dir)
     opened = open_source(source, environment=tool_environment(), wheels_dir=wheels)
     # Whatever can be refused is refused before anyone is asked to read a licence.
-    check_import(opened, catalogue, name=name)
+    target = catalogue.models_dir / check_import(opened, catalogue, name=name)
+    was_there = target.exists()
     for note in opened.notes:
         print_warning(note)
     print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
     if accept_license:
         print_line("You accept it by --accept-license.", error=True)
-    with _progress() as progress:
-        imported = import_model(
-            opened,
-            catalogue,
-            name=name,
-            accept_license=accept_license,
-            progress=progress,
+    with told_when_stopped(lambda: _import_as_it_stands(target, was_there=was_there)):
+        with _progress() as progress:
+            imported = import_model(
+                opened,
+                catalogue,
+                name=name,
+                accept_license=accept_license,
+                progress=progress,
+            )
+        if json:
+            print_json(
+                _facts(imported.model) | {"was_there": imported.was_there, "notes": list(opened.notes)}
+            )
+            return
+        did = "was already imported" if imported.was_there else "is imported"
+        print_line(
+            f"{imported.model.name} {did}: {byte_size(imported.model.size_bytes)} in {imported.model.path}"
         )
-    if json:
-        print_json(_facts(imported.model) | {"was_there": imported.was_there, "notes": list(opened.notes)})
-        return
-    did = "was already imported" if imported.was_there else "is imported"
-    print_line(
-        f"{imported.model.name} {did}: {byte_size(imported.model.size_bytes)} in {imported.model.path}"
-    )
 
 
 @model_app.command("list")
+@stoppable(SHOWN_IN_PART)
 def list_models(json: Json = False) -> None:
     """List every model in the store, the broken ones too.
 
@@ -112,6 +119,7 @@ def list_models(json: Json = False) -> None:
 
 
 @model_app.command()
+@stoppable(SHOWN_IN_PART)
 def show(
     name: ModelName,
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its digest.")] = False,
@@ -138,6 +146,7 @@ def show(
 
 
 @model_app.command()
+@stoppable(COMPARED_IN_PART)
 def verify(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this model.")] = None,
     json: Json = False,
@@ -180,6 +189,7 @@ def _verify_or_say_why(entry: InstalledModel | BrokenModel) -> dict[str, Any]:
 
 
 @model_app.command()
+@stoppable(lambda name, **_: _removal_as_it_stands(name))
 def remove(name: ModelName, json: Json = False) -> None:
     """Delete one model from the store, broken or not."""
     path = Catalogue(load_settings().models_dir).remove(name)
@@ -187,6 +197,20 @@ def remove(name: ModelName, json: Json = False) -> None:
         print_json({"removed": name, "path": str(path)})
         return
     print_line(f"{name} is removed; it was in {path}")
+
+
+def _import_as_it_stands(target: Path, *, was_there: bool) -> str:
+    if was_there:
+        return f"{target.name} was in the store before, and nothing was changed"
+    if target.exists():
+        return f"{target.name} is imported, and only the rest was not shown"
+    return f"nothing was imported, {BEGINS_AGAIN}"
+
+
+def _removal_as_it_stands(name: str) -> str:
+    if (load_settings().models_dir / name).exists():
+        return f"{name} is still in the store, {BEGINS_AGAIN}"
+    return f"{name} is not in the store any more; the next import or removal sweeps what is left of it"
 
 
 def _facts(entry: InstalledModel | BrokenModel) -> dict[str, Any]:

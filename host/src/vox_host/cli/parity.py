@@ -13,6 +13,7 @@ import typer
 from vox_host.app.named_model import find_stored_model
 from vox_host.cli.output import print_json, print_line, print_progress, print_table
 from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
+from vox_host.cli.stopping import BEGINS_AGAIN, is_another_file_since, stoppable, told_when_stopped
 from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
@@ -33,12 +34,15 @@ from vox_plugin_api import messages as m
 
 __all__ = ["register"]
 
+_NOT_COMPARED = "the comparison did not come to its end, and nothing was written"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
     app.command("parity", help="Compare plugins, or ways of one, byte for byte.")(parity)
 
 
+@stoppable(f"{_NOT_COMPARED}, {BEGINS_AGAIN}")
 def parity(
     model: Annotated[
         str,
@@ -155,27 +159,30 @@ def parity(
         kv_cache_bytes=None if kv_cache_mib is None else kv_cache_mib << 20,
         say=print_progress,
     )
-    results, partings, apart = asyncio.run(_run(job, chosen, certified, training))
-    facts = certificate(
-        model=found.name,
-        model_digest=found.digest,
-        prompts_sha256=digest,
-        sides=results,
-        partings=partings,
-        machine=machine_facts(),
-        training_sha256=training.digest if training else None,
-        training_partings=apart,
-        at_once=at_once,
-        is_record=record,
-    )
-    if out is not None:
-        write_report(out, facts)
-    if as_json:
-        print_json(facts)
-    else:
-        _print(facts, results, [*partings, *apart])
-    if facts["verdict"] == "failed" or (facts["verdict"] == "same tokens" and _promise_bits(results)):
-        raise typer.Exit(EXIT_GATE_FAILED)
+    is_written = is_another_file_since(out) if out is not None else lambda: False
+    written = f"{out} is written, and only the rest was not shown"
+    with told_when_stopped(lambda: written if is_written() else f"{_NOT_COMPARED}, {BEGINS_AGAIN}"):
+        results, partings, apart = asyncio.run(_run(job, chosen, certified, training))
+        facts = certificate(
+            model=found.name,
+            model_digest=found.digest,
+            prompts_sha256=digest,
+            sides=results,
+            partings=partings,
+            machine=machine_facts(),
+            training_sha256=training.digest if training else None,
+            training_partings=apart,
+            at_once=at_once,
+            is_record=record,
+        )
+        if out is not None:
+            write_report(out, facts)
+        if as_json:
+            print_json(facts)
+        else:
+            _print(facts, results, [*partings, *apart])
+        if facts["verdict"] == "failed" or (facts["verdict"] == "same tokens" and _promise_bits(results)):
+            raise typer.Exit(EXIT_GATE_FAILED)
 
 
 async def _run(

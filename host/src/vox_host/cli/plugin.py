@@ -23,6 +23,7 @@ from vox_host.cli.plugin_facts import (
     verdict_of,
 )
 from vox_host.cli.plugin_named import Json, PluginId, find_in, find_plugin
+from vox_host.cli.stopping import COMPARED_IN_PART, SHOWN_IN_PART, stoppable
 from vox_host.counted import agreeing, counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError, VoxError
@@ -49,6 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 @plugin_app.command("list")
+@stoppable(SHOWN_IN_PART)
 def list_plugins(json: Json = False) -> None:
     """List every plugin that was found, the broken ones too."""
     from vox_host.installation import remove_remains
@@ -79,6 +81,7 @@ def list_plugins(json: Json = False) -> None:
 
 
 @plugin_app.command()
+@stoppable(SHOWN_IN_PART)
 def show(plugin: PluginId, json: Json = False) -> None:
     """Show one plugin: where it is, what it can do, what its receipt records."""
     settings = load_settings()
@@ -94,6 +97,7 @@ def show(plugin: PluginId, json: Json = False) -> None:
 
 
 @plugin_app.command()
+@stoppable(SHOWN_IN_PART)
 def explain(
     plugin: Annotated[str, typer.Argument(metavar="[ID]", help="Only this plugin.")] = AUTO,
     capability: Annotated[str, typer.Option(help="What the request needs.")] = "generate",
@@ -150,6 +154,7 @@ def explain(
 
 
 @plugin_app.command()
+@stoppable(COMPARED_IN_PART)
 def verify(
     plugin: Annotated[str, typer.Argument(metavar="[ID]", help="Only this plugin.")] = AUTO,
     json: Json = False,

@@ -12,6 +12,7 @@ import typer
 from vox_host.cli.lane_options import parse_lane_options
 from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
 from vox_host.cli.plugin_named import find_plugin
+from vox_host.cli.stopping import BEGINS_AGAIN, is_another_file_since, stoppable, told_when_stopped
 from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.settings import load_settings
@@ -20,11 +21,13 @@ from vox_plugin_api.messages import Numerics
 if TYPE_CHECKING:
     from vox_host.conformance.verdict import CaseResult, Report
 
-__all__ = ["EXIT_GATE_FAILED", "check", "write_report"]
+__all__ = ["EXIT_GATE_FAILED", "check", "refuse_bad_target", "write_report"]
 
 EXIT_GATE_FAILED = 6
+_NOT_STORED = "the plugin was not judged: no verdict was stored, an earlier one stands"
 
 
+@stoppable(f"{_NOT_STORED}, {BEGINS_AGAIN}")
 def check(
     plugin: Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")],
     only: Annotated[
@@ -51,7 +54,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove a plugin: its operators, whole models, answers, life and bytes. Exits with 6 if it fails."""
-    from vox_host.conformance.record import store_verdict
+    from vox_host.conformance.record import store_verdict, verdict_path
     from vox_host.conformance.session import Target
     from vox_host.conformance.suite import check as run_check
 
@@ -69,21 +72,24 @@ def check(
         threads=threads,
         numerics=cast(Numerics | None, numerics),
     )
-    report = asyncio.run(run_check(target, only=only or [], say=print_progress))
-    stored = store_verdict(settings.plugins_dir, report)
-    if out is not None:
-        write_report(out, report.as_dict())
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        _print(report)
-    if stored is None and report.is_complete:
-        print_warning(
-            f"{plugin} has no receipt, so the verdict was not stored: it would be about no known bytes"
-        )
-    # What was not compared has passed no gate.
-    if report.verdict in ("failed", "not comparable"):
-        raise typer.Exit(EXIT_GATE_FAILED)
+    is_stored = is_another_file_since(verdict_path(settings.plugins_dir, plugin))
+    told = "the verdict is stored, and only the rest was not shown"
+    with told_when_stopped(lambda: told if is_stored() else f"{_NOT_STORED}, {BEGINS_AGAIN}"):
+        report = asyncio.run(run_check(target, only=only or [], say=print_progress))
+        stored = store_verdict(settings.plugins_dir, report)
+        if out is not None:
+            write_report(out, report.as_dict())
+        if as_json:
+            print_json(report.as_dict())
+        else:
+            _print(report)
+        if stored is None and report.is_complete:
+            print_warning(
+                f"{plugin} has no receipt, so the verdict was not stored: it would be about no known bytes"
+            )
+        # What was not compared has passed no gate.
+        if report.verdict in ("failed", "not comparable"):
+            raise typer.Exit(EXIT_GATE_FAILED)
 
 
 def refuse_bad_target(path: Path) -> None:

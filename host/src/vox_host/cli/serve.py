@@ -12,6 +12,7 @@ from vox_host.app.compose import OpenModel
 from vox_host.cli.model_options import Model, RunOptions, with_model
 from vox_host.cli.option_groups import grouped
 from vox_host.cli.output import print_line
+from vox_host.cli.stopping import stoppable, told_when_stopped
 from vox_host.server.run import DEFAULT_PORT, check_port_is_free, serve
 from vox_host.server.security import check_binding
 from vox_host.settings import load_settings
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command("serve", help="Serve a model over HTTP.")(grouped(serve_model))
 
 
+@stoppable("the server was not started")
 def serve_model(
     *,
     model: Model,
@@ -48,16 +50,19 @@ def serve_model(
     options = run.for_model(model)
     _log_to_stderr()
 
-    async def use(opened: OpenModel) -> None:
-        await serve(
-            opened.service,
-            host=host,
-            port=port,
-            api_key=key,
-            when_listening=lambda url: _announce(url, opened, has_key=key is not None),
-        )
+    listens = False
 
-    with_model(settings, options, use)
+    async def use(opened: OpenModel) -> None:
+        def announce(url: str) -> None:
+            nonlocal listens
+            listens = True
+            _announce(url, opened, has_key=key is not None)
+
+        await serve(opened.service, host=host, port=port, api_key=key, when_listening=announce)
+
+    cut = "answers that were not whole yet were cut short"
+    with told_when_stopped(lambda: cut if listens else "the server was not started"):
+        with_model(settings, options, use)
     print_line("stopped", error=True)
 
 

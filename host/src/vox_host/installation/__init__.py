@@ -7,6 +7,6 @@ is the plugin folder (lock, leftovers, receipts), and `install` joins them.
 
 from vox_host.installation.install import Installed, install
 from vox_host.installation.request import InstallRequest
-from vox_host.installation.store import remove, remove_remains
+from vox_host.installation.store import environments, remove, remove_remains
 
-__all__ = ["InstallRequest", "Installed", "install", "remove", "remove_remains"]
+__all__ = ["InstallRequest", "Installed", "environments", "install", "remove", "remove_remains"]

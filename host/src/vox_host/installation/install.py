@@ -90,7 +90,10 @@ def _install_locked(request: InstallRequest, source: Installable) -> Installed:
             receipt, listing = _place(request, payload, source_digest, environment, tree)
             store.publish(request.plugins_dir, receipt, listing)
         except BaseException:
-            shutil.rmtree(tree, ignore_errors=True)
+            # What stops it may come when the receipt stands already: then the tree is the plugin's.
+            published = store.receipt_of(request.plugins_dir, plugin_id)
+            if published is None or published.environment != environment:
+                shutil.rmtree(tree, ignore_errors=True)
             raise
         # Reads everything back once: proves the receipt, and makes the first start cheap.
         verify_installation(receipt, request.plugins_dir)

@@ -32,6 +32,7 @@ from vox_host.stat_cache import write_aside
 
 __all__ = [
     "ENVIRONMENTS",
+    "environments",
     "locked",
     "new_environment",
     "publish",
@@ -119,6 +120,16 @@ def receipt_of(plugins_dir: Path, plugin_id: str) -> Receipt | None:
         return load_receipt(path) if path.exists() else None
     except VoxError:
         return None
+
+
+def environments(plugins_dir: Path) -> dict[str, str]:
+    """Return the environment of each installed plugin, by its id; "" where none can be told."""
+    found = {}
+    for path in plugins_dir.glob("*.json"):
+        if not path.name.startswith("."):
+            receipt = receipt_of(plugins_dir, path.stem)
+            found[path.stem] = "" if receipt is None else receipt.environment
+    return found
 
 
 def remove(plugins_dir: Path, plugin_id: str, report: Report = lambda line: None) -> None:

@@ -12,6 +12,7 @@ from vox_host.models.installed import BrokenModel, InstalledModel, checked_path,
 
 __all__ = ["Catalogue", "check_name"]
 
+_REMOVED = ".removed-"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?")
 
 
@@ -86,8 +87,12 @@ class Catalogue:
                 remedy="vox-host model list",
             )
         # Out of sight first: a removal that is cut short leaves no half model behind.
-        hidden = self.models_dir / f".removed-{uuid.uuid4().hex}"
-        path.rename(hidden)
+        path.rename(self.models_dir / f"{_REMOVED}{uuid.uuid4().hex}")
         checked_path(path).unlink(missing_ok=True)
-        shutil.rmtree(hidden, ignore_errors=True)
+        self.remove_remains()
         return path
+
+    def remove_remains(self) -> None:
+        """Delete what removals that were cut short have left; what can't be deleted stays."""
+        for left in self.models_dir.glob(f"{_REMOVED}*"):
+            shutil.rmtree(left, ignore_errors=True)

@@ -152,6 +152,7 @@ def import_model(
             remedy="Read the terms; to accept them, repeat the command with --accept-license.",
         )
     with _locked(catalogue.models_dir):
+        catalogue.remove_remains()
         target = catalogue.models_dir / name
         if target.exists():
             return Imported(_already_there(source, catalogue, name, progress), was_there=True)
