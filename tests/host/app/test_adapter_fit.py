@@ -70,3 +70,23 @@ def test_of_many_tensors_ten_are_named_and_the_others_counted(home, tmp_path, mo
     assert said.count(".layers.1.") == 10 and " and 2 more. The base has layers.0 with mlp" in said
     # Its own base has a place for each, head and embedding included.
     assert run((*COMMANDS["peft"], "--base", "base")) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors"])
+def test_a_damaged_base_is_told_as_damaged_before_an_adapter_is_blamed(home, capsys, command, damaged):
+    write_adapter(Path("tuned"), home / "models" / "base", ["q_proj"])
+    if damaged == "config.json":
+        # Of the same size, and now the adapter that was made for it would not fit.
+        path = home / "models" / "base" / damaged
+        path.write_text(path.read_text().replace('"hidden_size": 32', '"hidden_size": 48'))
+    else:
+        shutil.rmtree("tuned")
+        shutil.copytree(CASES / "L1_bad_shape", "tuned")
+        path = home / "models" / "base" / damaged
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert run((*command, "--base", "base")) == 4
+    said = capsys.readouterr().err
+    assert f"error[model-digest]: {damaged} of model 'base' is not what was imported" in said
+    assert "does not fit" not in said
+    assert not Path("new").exists()

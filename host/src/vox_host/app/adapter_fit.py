@@ -1,4 +1,4 @@
-"""Hold an adapter against a base model by names and shapes: headers and config.json, no weight."""
+"""Hold an adapter against a base model by names and shapes: by headers and config.json, not by values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from vox_host.counted import counted
 from vox_host.errors import ModelError
 from vox_host.models.installed import InstalledModel
+from vox_host.models.verifying import verify_files
 from vox_host.runs.foreign_tensors import read_header
 from vox_host.runs.source import AdapterSource
 from vox_plugin_api.adapter_keys import adapter_keys
@@ -28,6 +29,7 @@ def check_fit(source: AdapterSource, base: InstalledModel) -> None:
     Raises:
         ModelError: `adapter-tensors`: tensors of layers that the base hasn't, or of other sizes; ten are
             named in the message, a hundred in the facts. Or the file's own error where it is damaged.
+        IntegrityError: it doesn't fit, and `base` is not what was imported.
     """
     try:
         config = parse_config(read_json_object(base.path / "config.json"))
@@ -37,6 +39,9 @@ def check_fit(source: AdapterSource, base: InstalledModel) -> None:
     orphans, wrong = _misfits(source, shapes)
     if not orphans and not wrong:
         return
+    # It is the adapter's fault only if the base is what was imported: a damaged one is told as that. Where
+    # the adapter fits, whoever loads the base reads its bytes anyway.
+    verify_files(base, lambda *_: None, trust_unchanged=True)
     parts = []
     if orphans:
         lie = f"{counted(len(orphans), 'tensor')} of layers that the base hasn't"
