@@ -40,6 +40,7 @@ MAX_BINARY_BYTES = 2**30
 
 _HEADER = struct.Struct(">cI")
 _LIMITS = {b"J": MAX_JSON_BYTES, b"B": MAX_BINARY_BYTES}
+_J = ord("J")
 _SHOWN_BYTES = 64
 _READ_BYTES = 256 * 1024
 
@@ -124,12 +125,13 @@ class FrameDecoder:
         self._buffer += data
         frames: list[Frame] = []
         start = 0
-        while len(self._buffer) - start > 0:
+        size = len(self._buffer)
+        while size > start:
             length = self._payload_length(start)
-            if length is None or len(self._buffer) - start - _HEADER.size < length:
+            if length is None or size - start - _HEADER.size < length:
                 break
             body = start + _HEADER.size
-            kind: FrameKind = "J" if self._buffer[start] == ord("J") else "B"
+            kind: FrameKind = "J" if self._buffer[start] == _J else "B"
             frames.append(Frame(kind, bytes(self._buffer[body : body + length])))
             start = body + length
         del self._buffer[:start]
@@ -149,8 +151,8 @@ class FrameDecoder:
             )
 
     def _payload_length(self, start: int) -> int | None:
-        kind = bytes(self._buffer[start : start + 1])
-        limit = _LIMITS.get(kind)
+        kind = self._buffer[start : start + 1]
+        limit = MAX_JSON_BYTES if kind == b"J" else _LIMITS.get(bytes(kind))
         if limit is None:
             found = bytes(self._buffer[start : start + _SHOWN_BYTES])
             raise ProtocolError(

@@ -326,3 +326,19 @@ async def test_d1_an_answer_does_not_depend_on_its_companions(serving):
         ]
         await asyncio.gather(ask(), *others, ask(streamed=True))
     assert len(outcomes) == 1
+
+
+async def test_comments_keep_a_stream_open_only_while_nothing_comes(serving, monkeypatch):
+    async def blocks_with(delay_s: float) -> list[str]:
+        client = await serving(make_service(ScriptedEngine(text("abcd"), delay_s=delay_s)))
+        async with client.post(COMPLETIONS, json={"prompt": "x", "stream": True}) as response:
+            return (await response.text()).split("\n\n")[:-1]
+
+    monkeypatch.setattr("vox_host.server.exchange.KEEPALIVE_S", 0.05)
+    waited = await blocks_with(0.13)
+    assert waited[0] == ": keepalive", "the first comes before the answer does"
+    assert 4 <= waited.count(": keepalive") <= 12
+    events = [block for block in waited if block != ": keepalive"]
+    assert len(events) == 6 and events[-1] == "data: [DONE]"
+    monkeypatch.setattr("vox_host.server.exchange.KEEPALIVE_S", 5.0)
+    assert ": keepalive" not in await blocks_with(0.01)

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from vox_host.app.model_info import ModelInfo
 from vox_host.chat.text_stream import TextStream
@@ -48,8 +48,7 @@ class EngineHealth:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEvent:
+class EngineEvent(NamedTuple):
     """A piece of an answer, and what was observed on the way."""
 
     result: m.GenerateResult
@@ -84,8 +83,7 @@ class ContextOverflowError(UsageError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerToken:
+class AnswerToken(NamedTuple):
     """A token of an answer. The texts of all of them join to the answer's text."""
 
     token_id: int
@@ -101,8 +99,7 @@ class PromptScores:
     tokens: tuple[m.GeneratedToken, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class AnswerPiece(NamedTuple):
     """Text that can be shown now."""
 
     text: str
@@ -277,13 +274,13 @@ class ModelService:
 
 
 def _answer_piece(text: str, tokens: Sequence[Any]) -> AnswerPiece:
-    return AnswerPiece(
-        text,
-        tuple(AnswerToken(t.entry.token_id, t.text, t.entry.logprob, tuple(t.entry.top)) for t in tokens),
-    )
+    made = [AnswerToken(t.entry.token_id, t.text, t.entry.logprob, tuple(t.entry.top)) for t in tokens]
+    return AnswerPiece(text, tuple(made))
 
 
 def _joined(pieces: list[AnswerPiece]) -> AnswerPiece | None:
+    if len(pieces) == 1:  # nearly always: a worker of ours sends token by token
+        return pieces[0] if pieces[0].text or pieces[0].tokens else None
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     return AnswerPiece(text, tokens) if text or tokens else None

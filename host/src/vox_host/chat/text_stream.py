@@ -11,7 +11,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Piece", "StopScanner", "TextStream", "TokenText", "Utf8Stream"]
 
@@ -66,6 +66,11 @@ class StopScanner:
         self._held = ""
         self.stopped_by: str | None = None
 
+    @property
+    def looks_for_nothing(self) -> bool:
+        """Whether all text passes through as it comes."""
+        return not self._stops
+
     def push(self, text: str) -> str:
         """Return the text that can be emitted now; nothing once stopped."""
         if self.stopped_by is not None:
@@ -99,16 +104,14 @@ class StopScanner:
         return held
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText(Generic[Entry]):
+class TokenText(NamedTuple, Generic[Entry]):
     """A token of the answer and the text it contributed (empty while a character is unfinished)."""
 
     entry: Entry
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Piece(Generic[Entry]):
+class Piece(NamedTuple, Generic[Entry]):
     """Text to emit now, and the tokens that it completes. The texts of all tokens join to all text."""
 
     text: str
@@ -139,6 +142,11 @@ class TextStream(Generic[Entry]):
     def push(self, data: bytes, entry: Entry) -> Piece[Entry]:
         """Take the next token's bytes; return what can be shown now."""
         text = self._utf8.push(data)
+        if not self._pending and self._scanner.looks_for_nothing and not self._utf8.is_inside_character:
+            # Nearly every token: what `_emit` would return, nothing being held.
+            self._decoded += len(text)
+            self._emitted += len(text)
+            return Piece(text, (TokenText(entry, text),))
         self._pending.append(_Pending(entry, self._decoded, text))
         self._decoded += len(text)
         return self._emit(self._scanner.push(text))

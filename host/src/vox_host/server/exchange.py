@@ -48,7 +48,11 @@ EXCHANGE: web.AppKey[Exchange] = web.AppKey("exchange", Exchange)
 
 def dumps(value: object) -> str:
     """Return strict JSON: never NaN or Infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _STRICT.encode(value)
+
+
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes one for each value."""
 
 
 def json_response(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -89,43 +93,53 @@ async def stream_events(
             "X-Accel-Buffering": "no",
         }
     )
+    stream = _EventStream(request, response)
+    keeper = asyncio.create_task(stream.keep_open())
     async with contextlib.aclosing(events):
-        upcoming: asyncio.Task[dict[str, Any] | None] | None = None
         try:
-            while True:
-                upcoming = upcoming or asyncio.create_task(_next(events))
-                await asyncio.wait([upcoming], timeout=KEEPALIVE_S)
-                if not upcoming.done():
-                    await _prepare(request, response)
-                    await response.write(b": keepalive\n\n")
-                    continue
-                event = upcoming.result()
-                upcoming = None
-                await _prepare(request, response)
-                if event is None:
-                    await response.write(b"data: [DONE]\n\n")
-                    break
-                await response.write(f"data: {dumps(event)}\n\n".encode())
+            async for event in events:
+                await stream.write(f"data: {dumps(event)}\n\n".encode())
+            await stream.write(b"data: [DONE]\n\n")
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as problem:  # noqa: BLE001 -- any failure must reach the client as an event
             error = error_of(problem)
             if not response.prepared:
                 raise error from None
-            await response.write(f"data: {dumps(error.body())}\n\n".encode())
+            await stream.write(f"data: {dumps(error.body())}\n\n".encode())
         finally:
-            if upcoming is not None:
-                upcoming.cancel()
-                await asyncio.gather(upcoming, return_exceptions=True)
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
     with contextlib.suppress(ConnectionError):
         await response.write_eof()
     return response
 
 
-async def _next(events: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-    return await anext(events, None)
+class _EventStream:
+    """A response that two write to, one at a time: its events, and comments while none comes."""
 
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request = request
+        self._response = response
+        self._writing = asyncio.Lock()
+        self._written_s = asyncio.get_running_loop().time()
+        """When something was written last."""
 
-async def _prepare(request: web.Request, response: web.StreamResponse) -> None:
-    if not response.prepared:
-        await response.prepare(request)
+    async def write(self, data: bytes) -> None:
+        """Write whole events; the response begins with the first of them."""
+        async with self._writing:
+            if not self._response.prepared:
+                await self._response.prepare(self._request)
+            await self._response.write(data)
+            self._written_s = asyncio.get_running_loop().time()
+
+    async def keep_open(self) -> None:
+        """Write a comment whenever nothing else was written for a while, until cancelled."""
+        # A task of its own, woken every few seconds: to wait for each event with a limit takes longer than
+        # all else that is done for it.
+        while True:
+            waited_s = asyncio.get_running_loop().time() - self._written_s
+            if waited_s < KEEPALIVE_S:
+                await asyncio.sleep(KEEPALIVE_S - waited_s)
+            else:
+                await self.write(b": keepalive\n\n")

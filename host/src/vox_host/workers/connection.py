@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from vox_host.errors import UsageError, VoxError
 from vox_host.workers import failures
@@ -30,9 +32,19 @@ __all__ = ["Connection", "Event", "Pulse"]
 _READ_BYTES = 256 * 1024
 
 
-class Event(m.Event):
-    """An event as the host hands it on: with the binary frames that came after it."""
+@dataclass(slots=True)
+class Event:
+    """An event as the host hands it on: with the binary frames that came after it.
 
+    Plain fields, not frozen, since one is made for every token and was checked as `messages.Event` before.
+    """
+
+    id: int
+    final: bool
+    result: dict[str, Any] | None
+    observation: dict[str, Any] | None
+    slices: int
+    """How many binary frames belong to it."""
     payloads: tuple[bytes, ...] = ()
 
 
@@ -62,6 +74,27 @@ class Pulse:
         self.resident_bytes = message.resident_bytes
 
 
+class _Answers:
+    """What came for one request and nobody has taken; one task takes it."""
+
+    def __init__(self) -> None:
+        self._come: deque[Event | m.WorkerError | VoxError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, answer: Event | m.WorkerError | VoxError) -> None:
+        """Add one, and wake who waits."""
+        self._come.append(answer)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> Event | m.WorkerError | VoxError:
+        """Return the next one, once it is there."""
+        while not self._come:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._come.popleft()
+
+
 class Connection:
     """The host's end of the private descriptor."""
 
@@ -75,7 +108,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._decoder = FrameDecoder()
-        self._answers: dict[int, asyncio.Queue[Event | m.WorkerError | VoxError]] = {}
+        self._answers: dict[int, _Answers] = {}
         self._last_id = 0
         self._failure: VoxError | None = None
         self._receiver = asyncio.create_task(self._receive())
@@ -101,12 +134,12 @@ class Connection:
             raise self._failure
         self._last_id += 1
         request_id = self._last_id
-        answers: asyncio.Queue[Event | m.WorkerError | VoxError] = asyncio.Queue()
+        answers = _Answers()
         self._answers[request_id] = answers
         try:
             self._ask(m.Request(id=request_id, method=method, params=params.model_dump(mode="json")))
             while True:
-                answer = await answers.get()
+                answer = await answers.take()
                 if isinstance(answer, m.WorkerError):
                     raise failures.from_worker_error(answer)
                 if isinstance(answer, VoxError):
@@ -138,7 +171,7 @@ class Connection:
         """End all requests in flight, and any that come, with `error`."""
         self._failure = error
         for answers in self._answers.values():
-            answers.put_nowait(error)
+            answers.put(error)
         self._answers.clear()
 
     async def close(self) -> None:
@@ -179,14 +212,14 @@ class Connection:
                     "bad-message",
                     f"expected {waiting.slices} binary frames after an event, found {len(waiting.payloads)}",
                 )
-            waiting = waiting.model_copy(update={"payloads": (*waiting.payloads, frame.payload)})
+            waiting = replace(waiting, payloads=(*waiting.payloads, frame.payload))
         else:
             message = decode_to_host(frame)
             self.pulse.heard(message)
             if not isinstance(message, m.Event):
                 self._take_message(message)
                 return None
-            waiting = Event.model_construct(**dict(message))
+            waiting = Event(message.id, message.final, message.result, message.observation, message.slices)
         if len(waiting.payloads) < waiting.slices:
             return waiting
         self._deliver(waiting.id, waiting, final=waiting.final)
@@ -212,4 +245,4 @@ class Connection:
         # Absent: the caller has left, and the worker had not heard of it yet.
         answers = self._answers.pop(request_id, None) if final else self._answers.get(request_id)
         if answers is not None:
-            answers.put_nowait(answer)
+            answers.put(answer)
