@@ -235,6 +235,71 @@ def test_many_rows_and_other_packings_are_left_to_all_outputs(library, monkeypat
     assert quantised.pack_matrix(library.reference, weight).number == 0
 
 
+# --- all outputs, none kept ----------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    weight_format=st.sampled_from(["q8_0", "q8_0 in halves", "q5_0", "q4_0", "q4_k", "q5_k", "q6_k"]),
+    outputs=st.sampled_from([1, 15, 16, 17, 70, 600, 1100]),
+    rows=st.integers(1, 16),
+    threads=st.sampled_from([1, 2, 3]),
+    kind=st.sampled_from(ACTIVATIONS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_greatest_of_all_outputs_is_the_references_argmax(
+    library, weight_format, outputs, rows, threads, kind, seed
+):
+    rng = np.random.default_rng(seed)
+    weight = weights(weight_format.split()[0], outputs, 256, rng)
+    x = activations(kind, rows, 256, rng)
+    library.set_threads(threads)
+    reference, code = product(library.reference, weight, x)
+    for isa in isas(library):
+        library.force_isa(isa)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(quantised, "MANY_ROWS", 1 if "halves" in weight_format else 1 << 14)
+            matrix = quantised.pack_matrix(library.kernels, weight)
+        ids = quantised.greatest(library.kernels, x, matrix)
+        if code != 0:  # some output is not finite
+            assert ids is None, isa
+        else:
+            assert ids is not None and np.array_equal(ids, reference.argmax(1)), isa
+
+
+def of_rows(values: np.ndarray) -> QuantisedMatrix:
+    """A matrix of 64 columns whose rows are codes all alike."""
+    blocks = np.zeros((len(values), 2, 34), np.uint8)
+    blocks[:, :, :2] = np.float16(0.01).view(np.uint16).astype("<u2").reshape(1).view(np.uint8)
+    blocks[:, :, 2:] = values.astype(np.int8).view(np.uint8)[:, None, None]
+    return quantised.pack_matrix(load_library().kernels, stored("q8_0", blocks.reshape(-1, 34), len(values)))
+
+
+def test_of_equal_outputs_the_lowest_id_is_found_and_padding_is_no_output(library):
+    x = np.ones((3, 64), np.float32)
+    values = np.full(1100, -5)
+    for equal in ([45, 60, 700], [60, 76], [12, 1099], [600, 1099], [0, 1099]):
+        here = values.copy()
+        here[equal] = 9
+        for isa in isas(library):
+            library.force_isa(isa)
+            assert quantised.greatest(library.kernels, x, of_rows(here)).tolist() == 3 * equal[:1]
+            # Nothing but what lies below the zeros of the last group's padding.
+            assert quantised.greatest(library.kernels, x, of_rows(values)).tolist() == [0, 0, 0]
+
+
+def test_more_rows_and_outputs_that_are_not_finite_are_left_to_the_logits(library):
+    matrix = of_rows(np.arange(40))
+    x = np.ones((17, 64), np.float32)
+    assert quantised.greatest(library.kernels, x, matrix) is None
+    assert quantised.greatest(library.kernels, x[:16].copy(), matrix).tolist() == 16 * [39]
+    for row in (0, 15):
+        bad = x[:16].copy()
+        bad[row, 3] = np.nan
+        assert quantised.greatest(library.kernels, bad, matrix) is None
+    assert quantised.greatest(library.reference, x[:2].copy(), matrix) is None
+
+
 # --- whole steps -------------------------------------------------------------------------------------
 
 SIZES = {
@@ -256,12 +321,12 @@ def quantised_folder(request, tmp_path_factory):
     return write_both(folder, MODELS[request.param], formats=("Q8_0",))[0]
 
 
-def steps(ops, folder, wishes_of):
-    """What three steps of two sequences gave: readings, faults, and whether logits were made."""
+def steps(ops, folder, wishes_of, count=2):
+    """What three steps of some sequences gave: readings, faults, and whether logits were made."""
     model = open_model(folder, ops).model
     cache, sequences, made = model.new_cache(8), Sequences(), []
     for ids in ([3, 4, 5], [6], [7]):
-        batch = sequences.step([(0, ids), (1, ids[:1])])
+        batch = sequences.step([(0, ids), *((i, ids[:1]) for i in range(1, count))])
         result = model.forward(batch, cache, wishes_of())
         readings = [
             (r.token_id, r.fault, None if r.logits is None else r.logits.tobytes()) for r in result.readings
@@ -270,13 +335,14 @@ def steps(ops, folder, wishes_of):
     return made
 
 
-def greedy() -> list[Wish]:
-    return [Wish(0, is_chosen=True), Wish(1, is_chosen=True)]
+def greedy(count: int = 2) -> list[Wish]:
+    return [Wish(i, is_chosen=True) for i in range(count)]
 
 
-def test_a_greedy_step_makes_no_logits_and_chooses_what_they_would_say(quantised_folder, library):
-    found = steps(CpuOps(library.kernels), quantised_folder, greedy)
-    expected = steps(ReferenceOps(), quantised_folder, greedy)
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_greedy_step_makes_no_logits_and_chooses_what_they_would_say(quantised_folder, library, count):
+    found = steps(CpuOps(library.kernels), quantised_folder, lambda: greedy(count), count)
+    expected = steps(ReferenceOps(), quantised_folder, lambda: greedy(count), count)
     assert [readings for readings, *_ in found] == [readings for readings, *_ in expected]
     assert not any(has_logits for *_, has_logits in found)
 

@@ -47,6 +47,12 @@ VOX_API int64_t vox_quant_choose_bytes(int64_t outputs, int64_t columns, int64_t
 VOX_API int64_t vox_quant_choose(const uint8_t* packed, int64_t outputs, int64_t columns, const float* x, int64_t rows,
                                  uint8_t* memory, int32_t* ids, int64_t* searched);
 
+/* ids [rows]: the greatest of x W^T, the lowest id among equals, of all outputs, which are not kept. At most
+   VOX_GREATEST_ROWS rows; where an output is not finite, the code says so and `ids` says nothing. */
+#define VOX_GREATEST_ROWS 16
+VOX_API int64_t vox_quant_greatest(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,
+                                   const uint8_t* activations, int64_t rows, int32_t* ids);
+
 #ifdef __cplusplus
 }
 #endif

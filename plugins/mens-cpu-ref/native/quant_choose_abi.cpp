@@ -1,4 +1,4 @@
-// The C ABI of the search for the greatest output: its working memory, and its four rounds as one plan.
+// The C ABI of the greatest output: of all of them, or by a search, its working memory and its four rounds as one plan.
 #include "plan.h"
 #include "quant_abi.h"
 #include "quant_formats.h"
@@ -6,6 +6,7 @@
 #include "quant_table.h"
 
 #include <new>
+#include <vector>
 
 namespace {
 
@@ -108,6 +109,32 @@ int64_t vox_quant_choose(const uint8_t* packed, int64_t outputs, int64_t columns
     }
   }
   for (int64_t r = 0; r < rows; ++r) ids[r] = task.found[r].id;
+  return 0;
+}
+
+int64_t vox_quant_greatest(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,
+                           const uint8_t* activations, int64_t rows, int32_t* ids) {
+  const Layout layout = layout_of(format);
+  if (layout.block == 0 || outputs <= 0 || columns <= 0 || columns % layout.block != 0 || rows <= 0 || rows > kHighestRows)
+    return VOX_OUT_OF_RANGE;
+  const int64_t parts = (groups_of(outputs) + kGreatestGroups - 1) / kGreatestGroups;
+  try {
+    std::vector<Best> found(static_cast<size_t>(parts * rows));
+    const GreatestTask task = {{format, packed, outputs, columns, reinterpret_cast<const int8_t*>(activations),
+                                activations + activation_codes_bytes(rows, columns), rows, nullptr},
+                               found.data()};
+    vox::Work work(vox::quant_kernels_in_use().greatest, &task, parts, kGreatestGroups * columns * (16 + 2 * rows) / 16);
+    work.reads(packed, kGreatestGroups * group_bytes(layout, columns / layout.block));
+    if (const int64_t code = vox::run(work); code != 0) return code;
+    for (int64_t r = 0; r < rows; ++r) {
+      Best best = found[static_cast<size_t>(r)];
+      for (int64_t part = 1; part < parts; ++part)
+        if (const Best& other = found[static_cast<size_t>(part * rows + r)]; best.value < other.value) best = other;
+      ids[r] = best.id;
+    }
+  } catch (const std::bad_alloc&) {
+    return VOX_OUT_OF_MEMORY;
+  }
   return 0;
 }
 }

@@ -15,6 +15,7 @@ const QuantKernels quant_kernels = {
     choose_bound_part,
     choose_floor_part,
     choose_search_part,
+    greatest_part,
 };
 
 }  // namespace VOX_ISA

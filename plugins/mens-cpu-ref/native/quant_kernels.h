@@ -9,6 +9,7 @@ struct QuantKernels {
   Part linear;
   Part activations;
   Part choose_prepare, choose_bound, choose_floor, choose_search;
+  Part greatest;
 };
 
 #if defined(VOX_HAS_AVX2) || defined(VOX_ISA_AVX2)

@@ -127,7 +127,7 @@ class Capture:
         self._weights: dict[int, tuple[int, str]] = {}
         self._activations: dict[int, int] = {}
         # Without these, the lane calls its operators one by one, and computes every output.
-        shortcuts = {"replay", "quant_choose", "quant_choose_bytes"}
+        shortcuts = {"replay", "quant_choose", "quant_choose_bytes", "quant_greatest"}
         self.functions = {name: self._watched(name) for name in functions if name not in shortcuts}
 
     def close(self) -> None:

@@ -158,8 +158,12 @@ class CpuOps(Ops):
         return logits, faults, self.read_step(logits, faults, batch, wishes)
 
     def greatest(self, x: Rows, weight: FloatMatrix | QuantisedMatrix, *, name: str) -> Ints:
-        """`argmax` of `linear`, without most of the outputs where their bounds say enough."""
-        ids = self._search.greatest(x.values, weight) if isinstance(weight, QuantisedMatrix) else None
+        """`argmax` of `linear`: of few outputs where bounds say enough, else of all, none of them kept."""
+        ids = None
+        if isinstance(weight, QuantisedMatrix):
+            ids = self._search.greatest(x.values, weight)
+            if ids is None:
+                ids = quantised.greatest(self._functions, x.values, weight)
         return super().greatest(x, weight, name=name) if ids is None else ids
 
     def embed(

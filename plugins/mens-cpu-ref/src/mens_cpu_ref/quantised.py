@@ -28,6 +28,7 @@ __all__ = [
     "QuantisedMatrix",
     "block_of",
     "check_memory",
+    "greatest",
     "linear",
     "pack_matrix",
     "quantise",
@@ -52,6 +53,7 @@ OPERATORS: Mapping[str, tuple[Any, ...]] = {
 KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {
     "quant_choose_bytes": (_I, _I, _I),
     "quant_choose": (_P, _I, _I, _P, _I, _P, _P, _P),
+    "quant_greatest": (_N, _P, _I, _I, _P, _I, _P),
 }
 """What finds an operator's result another way."""
 
@@ -68,6 +70,8 @@ MANY_ROWS = 1 << 14
 _GROUP_ROWS = 16
 """Rows packed together (kGroupRows of quant_formats.h); a piece is whole groups."""
 _PIECE_BYTES = 8 << 20
+_GREATEST_ROWS = 16
+"""Rows of x whose greatest outputs are found without keeping any (VOX_GREATEST_ROWS)."""
 
 
 def block_of(weight_format: Format) -> int:
@@ -189,6 +193,28 @@ def linear(functions: Functions, x: Activations, weight: QuantisedMatrix) -> tup
         weight.number, weight.address, weight.rows, weight.columns, x.address, x.rows, address_of(y)
     )
     return y, code
+
+
+def greatest(functions: Functions, x: Floats, weight: QuantisedMatrix) -> npt.NDArray[np.int32] | None:
+    """Return the ids of the greatest outputs of rows x [N, columns], the lowest of equals, from all outputs.
+
+    None: they have to be kept, as there are many rows, no such function, or an output that is not finite.
+    """
+    if not 0 < len(x) <= _GREATEST_ROWS or "quant_greatest" not in functions:
+        return None
+    activations = quantise(functions, x, weight.block)
+    ids = np.empty(len(x), np.int32)
+    code = functions["quant_greatest"](
+        weight.number,
+        weight.address,
+        weight.rows,
+        weight.columns,
+        activations.address,
+        activations.rows,
+        address_of(ids),
+    )
+    check_memory(code, "looking for the greatest output")
+    return ids if code == 0 else None
 
 
 def take_rows(

@@ -266,5 +266,37 @@ static int64_t choose_search_part(const void* opaque, int64_t begin, int64_t end
   return 0;
 }
 
+// --- the greatest of all outputs -----------------------------------------------------------
+
+// The greatest lane's output, of equal ones the lowest id.
+static quant::Best best_lane(const float* values, const float* groups) {
+  quant::Best best = {values[0], f_bits(groups[0]) * quant::kGroupRows};
+  for (int i = 1; i < kLanes; ++i) {
+    const int32_t id = f_bits(groups[i]) * quant::kGroupRows + i;
+    if (best.value < values[i] || (best.value == values[i] && id < best.id)) best = {values[i], id};
+  }
+  return best;
+}
+
+// Parts are kGreatestGroups groups.
+static int64_t greatest_part(const void* opaque, int64_t begin, int64_t end, void*) {
+  const auto& task = *static_cast<const quant::GreatestTask*>(opaque);
+  const int64_t rows = task.product.rows, groups = quant::groups_of(task.product.outputs);
+  quant::Highest highest;
+  quant::LinearTask product = task.product;
+  product.highest = &highest;
+  int64_t fault = 0;
+  for (int64_t part = begin; part < end; ++part) {
+    const int64_t first = part * quant::kGreatestGroups;
+    const int64_t last = first + quant::kGreatestGroups < groups ? first + quant::kGreatestGroups : groups;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int i = 0; i < kLanes; ++i) highest.values[r][i] = f_from((int32_t)0xFF800000), highest.groups[r][i] = 0.0f;
+    const int64_t found = quant_linear_part(&product, first, last, nullptr);
+    if (found != 0 && (fault == 0 || found < fault)) fault = found;
+    for (int64_t r = 0; r < rows; ++r) task.found[part * rows + r] = best_lane(highest.values[r], highest.groups[r]);
+  }
+  return fault;
+}
+
 }  // namespace VOX_ISA
 }  // namespace vox

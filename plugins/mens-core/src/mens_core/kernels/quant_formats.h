@@ -125,6 +125,11 @@ static constexpr int64_t activation_bytes(int32_t block, int64_t rows, int64_t c
 
 // y [rows][outputs] = x W^T. Parts are (rows of x by kRowsPerPart) times (groups of W), groups fastest.
 constexpr int64_t kRowsPerPart = 96;  // a multiple of the tiles of 4, 8 and 12; x of one part stays in a core's cache
+// The greatest outputs of some groups for each row, lane by lane: values, and the groups that they are of, as bits.
+constexpr int64_t kHighestRows = 16;
+struct Highest {
+  float values[kHighestRows][kGroupRows], groups[kHighestRows][kGroupRows];
+};
 struct LinearTask {
   int32_t format;
   const uint8_t* packed;
@@ -133,6 +138,7 @@ struct LinearTask {
   const void* blocks;
   int64_t rows;
   float* y;
+  Highest* highest = nullptr;  // takes what else would be written to y
 };
 
 // The id of the greatest output of each row, of a matrix in two halves (quant_choose.h).
@@ -168,6 +174,13 @@ struct ChooseTask {
   float* floors;         // [rows]: an output that is there
   Best* found;           // [parts][rows]: the greatest output of those that were looked at; id -1: none was
   int64_t* searched;     // [parts]: groups whose outputs were computed
+};
+
+// The greatest output of each row of a product, which are all computed and not kept. Parts are kGreatestGroups groups.
+constexpr int64_t kGreatestGroups = 32;
+struct GreatestTask {
+  LinearTask product;
+  Best* found;  // [parts][rows]
 };
 
 // Parts are panels.

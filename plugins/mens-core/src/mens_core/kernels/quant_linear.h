@@ -238,6 +238,61 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
 
 // --- parts ---------------------------------------------------------------------------------
 
+// 0, or 1 + the first of R rows that is not finite. Rows of a tile are looked at together first.
+template <int R>
+static int64_t fault_of(const VF* y, int64_t row) {
+  FiniteWatch all;
+  for (int r = 0; r < R; ++r) all.see(y[r]);
+  if (all.saw_only_finite()) return 0;
+  int64_t fault = 0;
+  for (int r = R - 1; r >= 0; --r) {
+    FiniteWatch one;
+    one.see(y[r]);
+    if (!one.saw_only_finite()) fault = 1 + row + r;
+  }
+  return fault;
+}
+
+// Writes a group's outputs, of which the last group may have fewer than sixteen.
+template <int R>
+static int64_t put_outputs(const VF* y, const quant::LinearTask& task, int64_t output, int64_t row) {
+  const int64_t outputs = task.outputs - output < quant::kGroupRows ? task.outputs - output : quant::kGroupRows;
+  VF there[R];
+  for (int r = 0; r < R; ++r) {
+    float* to = task.y + (row + r) * task.outputs + output;
+    if (outputs == quant::kGroupRows) {
+      f_store(to, y[r]);
+      there[r] = y[r];
+    } else {
+      f_store_some(to, y[r], outputs);
+      there[r] = f_load_some(to, outputs);
+    }
+  }
+  return fault_of<R>(there, row);
+}
+
+// Keeps the greatest: of equal ones in a lane that of the first group, as groups ascend.
+template <int R>
+static int64_t keep_highest(const VF* y, const quant::LinearTask& task, int64_t output, int64_t row) {
+  const int64_t outputs = task.outputs - output < quant::kGroupRows ? task.outputs - output : quant::kGroupRows;
+  const VF group = f_from(i_splat((int32_t)(output / quant::kGroupRows)));
+  const int64_t fault = fault_of<R>(y, row);
+  for (int r = 0; r < R; ++r) {
+    VF mine = y[r];
+    if (outputs < quant::kGroupRows) {
+      float lanes[kLanes];
+      f_store(lanes, mine);
+      for (int64_t i = outputs; i < kLanes; ++i) lanes[i] = f_from((int32_t)0xFF800000);  // what is no output
+      mine = f_load(lanes);
+    }
+    float *values = task.highest->values[row + r], *groups = task.highest->groups[row + r];
+    const VF best = f_load(values);
+    f_store(groups, f_pick_lt(best, mine, group, f_load(groups)));
+    f_store(values, f_pick_lt(best, mine, mine, best));
+  }
+  return fault;
+}
+
 // Tiles as tall as the instruction set has registers for, then lower ones for the rest. Tiles of
 // four or more rows start at a panel; at most one lower tile ends the rows.
 template <class F, int R>
@@ -246,24 +301,13 @@ static int64_t group_rows(const uint8_t* group, const uint8_t* lower, const quan
   constexpr int next = R > quant::kPanelRows ? R - quant::kPanelRows : R - 1;
   constexpr quant::Layout layout = quant::layout_of(F::format);
   const int64_t blocks = task.columns / layout.block;
-  const int64_t outputs = task.outputs - output < quant::kGroupRows ? task.outputs - output : quant::kGroupRows;
   int64_t fault = 0;
   for (; row + R <= end; row += R) {
     VF y[R];
     if constexpr (layout.block == 32) tile32<F, R>(group, lower, blocks, task, row, y);
     else tile256<typename F::Codes, R>(group, blocks, task, row, y);
-    for (int r = 0; r < R; ++r) {
-      float* to = task.y + (row + r) * task.outputs + output;
-      FiniteWatch watch;
-      if (outputs == quant::kGroupRows) {
-        f_store(to, y[r]);
-        watch.see(y[r]);
-      } else {
-        f_store_some(to, y[r], outputs);
-        watch.see(f_load_some(to, outputs));
-      }
-      if (fault == 0 && !watch.saw_only_finite()) fault = 1 + row + r;
-    }
+    const int64_t found = task.highest == nullptr ? put_outputs<R>(y, task, output, row) : keep_highest<R>(y, task, output, row);
+    if (fault == 0) fault = found;
   }
   if constexpr (next > 0) {
     if (row < end) {
