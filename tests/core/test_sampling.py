@@ -85,7 +85,8 @@ def test_the_fast_path_keeps_and_draws_what_the_slow_one_does(weights, place, to
 @pytest.mark.parametrize("spread", [0, 1, 6, 20, 32])
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"), [(0, 0.9, 0.0), (5000, 1.0, 0.0), (9000, 0.97, 0.001), (0, 0.3, 0.2)]
+    ("top_k", "top_p", "min_p"),
+    [(0, 0.9, 0.0), (5000, 1.0, 0.0), (9000, 0.97, 0.001), (0, 0.3, 0.2), (64, 1.0, 0.0), (40, 0.95, 0.0)],
 )
 def test_large_vocabularies_take_the_narrowing_path_to_the_same_tokens(spread, ties, top_k, top_p, min_p):
     words = philox_words(7, 9, spread, 40_000).astype(np.uint64).reshape(2, -1)
@@ -98,6 +99,27 @@ def test_large_vocabularies_take_the_narrowing_path_to_the_same_tokens(spread, t
     ids, _ = keep(weights, top_k=top_k, top_p=top_p, min_p=min_p)
     assert ids is not None
     assert [i for i in ids.tolist() if values[i]] == [i for i in expected if values[i]]
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 1024, 5000])
+def test_a_draw_finds_its_token_in_whichever_group_it_is(count):
+    words = philox_words(8, 9, count, 2 * count).astype(np.uint64).reshape(2, -1)
+    weights = words[0] >> (words[1] % np.uint64(33))
+    weights[count // 2] = ONE
+    weights[500:520] = 0  # also at the end of a group, and at the beginning of one
+    weights[1030:2600] = 0  # also a whole group
+    values = weights.tolist()
+    total = sum(values)
+    ends = np.cumsum(values, dtype=object)
+    # The first and the last of the 64-bit numbers that draw each of these tokens.
+    at = [*range(min(count, 3)), *range(495, min(count, 530)), *range(1020, min(count, 1040)), count - 1]
+    randoms = [0, 2**64 - 1]
+    for i in at:
+        first = -(-int(ends[i]) * 2**64 // total)
+        randoms += [random for random in (first - 1, first) if 0 <= random < 2**64]
+    for random in randoms:
+        expected = slow_draw(values, list(range(count)), random)
+        assert draw(weights, SamplingParams(), random) == expected, random
 
 
 def test_equal_weights_yield_to_the_lower_id():

@@ -254,28 +254,30 @@ class Engine:
     def _run(self, slices: list[Slice]) -> None:
         batch, wanted = assemble(slices)
         result = self._model.forward(batch, self._cache, [row.wish for row in wanted])
-        owners = [piece.sequence for piece in slices for _ in range(piece.count)]
-        for fault in result.faults:
-            self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
-        self.computed += len(owners)
+        if result.faults:
+            owners = [piece.sequence for piece in slices for _ in range(piece.count)]
+            for fault in result.faults:
+                self._fail_non_finite(owners[fault.row], fault.name, int(batch.positions[fault.row]))
+        self.computed += len(batch.positions)
         for piece in slices:
-            piece.sequence.cached += piece.count
-            self._share_whole(piece.sequence)
-        self._read_out(list(zip(wanted, result.readings, strict=True)))
+            sequence = piece.sequence
+            sequence.cached += piece.count
+            # One that failed in this step has let go of its blocks: what it wrote last is not shared.
+            if sequence.blocks is not None:
+                sequence.blocks.share_whole(self._origin, sequence.tokens, sequence.cached)
+        self._read_out(list(zip(wanted, result.readings, strict=True)), spoiled=bool(result.faults))
         for piece in slices:
             self._finish_if_only_scored(piece.sequence)
 
-    def _share_whole(self, sequence: Sequence) -> None:
-        # One that failed in this step has let go of its blocks: what it wrote last is not shared.
-        if sequence.blocks is not None:
-            sequence.blocks.share_whole(self._origin, sequence.tokens, sequence.cached)
-
-    def _read_out(self, read: list[tuple[LogitRow, Reading]]) -> None:
-        read = [(row, reading) for row, reading in read if not row.sequence.is_done]
-        for found in not_finite(read):
-            self._fail_non_finite(found.row.sequence, found.operator, found.row.position)
-        alive = [(row, reading) for row, reading in read if not row.sequence.is_done]
-        for one in take_readings(alive):
+    def _read_out(self, read: list[tuple[LogitRow, Reading]], *, spoiled: bool) -> None:
+        """Take what was read; `spoiled`: some sequence of the step has failed already."""
+        if spoiled:
+            read = _alive(read)
+        if faults := not_finite(read):
+            for found in faults:
+                self._fail_non_finite(found.row.sequence, found.operator, found.row.position)
+            read = _alive(read)
+        for one in take_readings(read):
             self._append(one.row.sequence, one.token)
 
     def _append(self, sequence: Sequence, token: GeneratedToken) -> None:
@@ -315,3 +317,8 @@ class Engine:
         if not sequence.is_done:
             sequence.failure = BackendError(code, message, facts=facts, remedy=remedy)
             self._let_go(sequence)
+
+
+def _alive(read: list[tuple[LogitRow, Reading]]) -> list[tuple[LogitRow, Reading]]:
+    """Leave out what belongs to a sequence that has ended."""
+    return [(row, reading) for row, reading in read if not row.sequence.is_done]

@@ -201,11 +201,12 @@ class Reservation:
         Raises:
             ValueError: the reservation was for fewer.
         """
-        if blocks_for(positions) > len(self.table) + self._left:
+        blocks = blocks_for(positions)
+        if blocks > len(self.table) + self._left:
             raise ValueError(
                 f"{positions} positions need more than the {len(self.table) + self._left} blocks reserved"
             )
-        while len(self.table) < blocks_for(positions):
+        while len(self.table) < blocks:
             self._left -= 1
             self.table.append(self._pool._take())
 

@@ -284,6 +284,8 @@ class Ops(ABC):
         self, logits: Tensor, faults: Sequence[Fault], batch: Batch, wishes: Sequence[Wish]
     ) -> list[Reading]:
         """What is wished of the logits of a step with these faults, one reading per wish."""
+        if not faults:
+            return read_logits(self, logits, wishes)
         spoiled = {row for fault in faults for row in fault.rows}
         left = [i for i, wish in enumerate(wishes) if int(batch.logit_rows[wish.row]) not in spoiled]
         readings = [Reading() for _ in wishes]

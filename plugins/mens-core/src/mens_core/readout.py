@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,9 @@ from vox_plugin_api.messages import GeneratedToken
 __all__ = ["Drawn", "LogitRow", "NonFinite", "not_finite", "take_readings"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogitRow:
-    """Row `index` of a step's logits: what `sequence` predicts after `position`."""
+    """Row `index` of a step's logits: what `sequence` predicts after `position`. Nothing changes one."""
 
     index: int
     sequence: Sequence
@@ -44,19 +45,17 @@ class LogitRow:
         return self.sequence.request.logits_digest and self.position < self.sequence.prompt_length
 
     @property
-    def scores_answer(self) -> bool:
-        return self.draws and self.sequence.request.logprobs is not None
-
-    @property
     def wish(self) -> Wish:
         """What is asked of it; penalties are those of now."""
-        sampling, penalties = self.sequence.request.sampling, self.sequence.penalties
-        is_scored = self.scores_prompt or self.is_digested or self.scores_answer
+        request, penalties = self.sequence.request, self.sequence.penalties
+        is_scored = self.scores_prompt or self.is_digested
         if not self.draws:
             return Wish(self.index, is_scored)
+        sampling = request.sampling
+        is_scored = is_scored or request.logprobs is not None
         penalty = Penalty(*penalties.arrays()) if penalties.is_active else None
         if is_greedy(sampling):
-            return Wish(self.index, is_scored, penalty, is_chosen=True)
+            return Wish(self.index, is_scored, penalty, True)
         random = random_bits(sampling, self.position + 1)
         return Wish(
             self.index,
@@ -68,16 +67,14 @@ class LogitRow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NonFinite:
+class NonFinite(NamedTuple):
     """An operator's output was not finite in this row."""
 
     row: LogitRow
     operator: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """The next token of a sequence."""
 
     row: LogitRow

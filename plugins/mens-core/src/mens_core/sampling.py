@@ -28,8 +28,12 @@ Floats = npt.NDArray[np.float32]
 
 SMALLEST_NORMAL = 2.0**-126
 
+_GROUP = 512
 _SORTABLE = 4096
 """As many weights as are sorted outright; more are narrowed by value first."""
+
+_LEVELS = (1 << 24, 1 << 14, 1)
+"""How great a weight must be to be looked at first, then, and at last; the greatest is 2^32."""
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -111,8 +115,9 @@ class Penalties:
         self.is_active = self._repeats or self._counts_answer or bool(self._bias_ids.size)
 
     def note(self, token_id: int) -> None:
-        """Count a token of the answer."""
-        self._answer[token_id] += 1
+        """Count a token of the answer, where that will be asked for."""
+        if self._repeats or self._counts_answer:
+            self._answer[token_id] += 1
 
     def arrays(self) -> tuple[Ints, Floats, Floats]:
         """Return ids (ascending, each once), their divisors and what is subtracted from each.
@@ -120,7 +125,7 @@ class Penalties:
         ``subtract = fl(fl(fl(frequency * count) + presence) - bias)``, the first two only for
         tokens of the answer, the last only for biased ones.
         """
-        answered = self._answer if self._repeats or self._counts_answer else Counter[int]()
+        answered = self._answer
         answer_ids = np.fromiter(answered.keys(), np.int64, len(answered))
         counts = np.fromiter(answered.values(), np.float32, len(answered))
         ids = np.unique(np.concatenate([self._prompt_ids, answer_ids, self._bias_ids]))
@@ -149,11 +154,18 @@ def draw(weights: Weights, params: SamplingParams, random: int) -> int:
         ValueError: no weight is positive, which no lane may return.
     """
     ids, kept = keep(weights, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
-    prefix = np.cumsum(kept, dtype=np.uint64)
-    total = int(prefix[-1])
+    # Sums of groups first, then those within one: a sum from term to term over all would take most of the
+    # time of a draw. Sums are below 2^52, so exact in any order.
+    starts = np.arange(0, len(kept), _GROUP)
+    before = np.cumsum(np.add.reduceat(kept, starts, dtype=np.uint64))
+    total = int(before[-1])
     if total == 0:
         raise ValueError("every token has weight 0; the greatest must have 2^32")
-    chosen = int(np.searchsorted(prefix, np.uint64(random * total >> 64), side="right"))
+    goal = random * total >> 64
+    group = int(np.searchsorted(before, np.uint64(goal), side="right"))
+    within = np.cumsum(kept[group * _GROUP : (group + 1) * _GROUP], dtype=np.uint64)
+    left = goal - (int(before[group - 1]) if group else 0)
+    chosen = group * _GROUP + int(np.searchsorted(within, np.uint64(left), side="right"))
     return chosen if ids is None else int(ids[chosen])
 
 
@@ -166,10 +178,10 @@ def keep(weights: Weights, *, top_k: int, top_p: float, min_p: float) -> tuple[I
     """
     ids: Ids | None = None
     if top_k:
-        ids, weights = _cut(ids, weights, _boundary(weights, top_k, by_count=True))
+        ids, weights = _cut(ids, weights, top_k, by_count=True)
     if top_p < 1:
         goal = max(1, _ceil_product(top_p, int(weights.sum(dtype=np.uint64))))
-        ids, weights = _cut(ids, weights, _boundary(weights, goal, by_count=False))
+        ids, weights = _cut(ids, weights, goal, by_count=False)
     if min_p > 0:
         floor = _ceil_product(min_p, int(weights.max()))
         ids, weights = _select(ids, weights, np.flatnonzero(weights >= np.uint64(floor)))
@@ -186,43 +198,64 @@ def _select(ids: Ids | None, weights: Weights, chosen: Ids) -> tuple[Ids, Weight
     return (chosen if ids is None else ids[chosen]), weights[chosen]
 
 
-def _cut(ids: Ids | None, weights: Weights, boundary: tuple[int, int] | None) -> tuple[Ids | None, Weights]:
-    """Keep weights above the boundary value and the first `ties` that equal it."""
+def _cut(ids: Ids | None, weights: Weights, goal: int, *, by_count: bool) -> tuple[Ids | None, Weights]:
+    """Keep the shortest beginning, by rank, that measures at least `goal`; everything, if nothing does.
+
+    The measure is the number of tokens or the sum of their weights.
+    """
+    found, upper = _upper(weights, goal, by_count=by_count)
+    boundary = _boundary(upper, goal, by_count=by_count)
     if boundary is None:
         return ids, weights
+    # Above the boundary value, and the first `ties` that equal it.
     value, ties = boundary
-    chosen = np.flatnonzero(weights >= np.uint64(value))
-    surplus = np.flatnonzero(weights[chosen] == np.uint64(value))[ties:]
-    return _select(ids, weights, np.delete(chosen, surplus))
+    chosen = np.flatnonzero(upper >= np.uint64(value))
+    surplus = np.flatnonzero(upper[chosen] == np.uint64(value))[ties:]
+    return _select(ids, weights, found[np.delete(chosen, surplus)])
+
+
+def _upper(weights: Weights, goal: int, *, by_count: bool) -> tuple[Ids, Weights]:
+    """Return places and values of the greatest weights, ascending in place: enough of them to measure `goal`.
+
+    If there are too few, all that are positive. Most weights are far below those that are kept, and one look
+    at all of them is a tenth of a millisecond: what is searched further is a short list.
+    """
+    if weights.size <= _SORTABLE:
+        return np.arange(weights.size), weights
+    for low in _LEVELS:
+        found = np.flatnonzero(weights >= np.uint64(low))
+        part = weights[found]
+        if _measure(part, by_count=by_count) >= goal:
+            break
+    return found, part
+
+
+def _measure(part: Weights, *, by_count: bool) -> int:
+    return part.size if by_count else int(part.sum(dtype=np.uint64))
 
 
 def _boundary(weights: Weights, goal: int, *, by_count: bool) -> tuple[int, int] | None:
     """Find the shortest beginning, by rank, that measures at least `goal`.
 
-    The measure is the number of tokens or the sum of their weights. A sort of 262,144 weights
-    would take longer than the model's last layer, so the search narrows by value and sorts
-    only what is left.
+    A sort of 262,144 weights would take longer than the model's last layer, so the search narrows by value
+    and sorts only what is left.
 
     Returns:
         The last kept weight and how many weights equal to it are kept; None: everything is.
     """
-
-    def measure(part: Weights) -> int:
-        return part.size if by_count else int(part.sum(dtype=np.uint64))
-
     low, high = 1 << 32, (1 << 32) + 1
     part = _between(weights, low, high)
-    while measure(part) < goal:
+    while (reached := _measure(part, by_count=by_count)) < goal:
         if low == 1:
             return None
         # What is at least `low` falls short of the goal: all of it stays.
-        goal -= measure(part)
+        goal -= reached
         low, high = max(low >> 4, 1), low
         part = _between(weights, low, high)
     while part.size > _SORTABLE and high - low > 1:
         middle = (low + high) // 2
         upper = _between(part, middle, high)
-        reached = measure(upper)
+        reached = _measure(upper, by_count=by_count)
         if reached >= goal:
             part, low = upper, middle
         else:

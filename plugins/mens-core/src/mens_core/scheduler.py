@@ -28,9 +28,13 @@ class StepLimits:
     """Prompt rows whose logits are wanted; each is a vocabulary long."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slice:
-    """Rows of one sequence in a step: positions [start, start + count)."""
+    """Rows of one sequence in a step: positions [start, start + count).
+
+    Nothing changes one. It is not frozen, since one is made for every row of every step, and to make a frozen
+    one takes three times as long; so are the other records of a step.
+    """
 
     sequence: Sequence
     start: int

@@ -54,6 +54,7 @@ class Sequence:
 
     def __init__(self, request: SequenceRequest) -> None:
         self.request = request
+        self.prompt_length = len(request.token_ids)
         self.tokens = list(request.token_ids)
         """Prompt and answer."""
         self.cached = 0
@@ -73,10 +74,6 @@ class Sequence:
         self.stop_token_id: int | None = None
         self.failure: BackendError | None = None
         self.is_cancelled = False
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.token_ids)
 
     @property
     def is_done(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from mens_core.ops import Batch
@@ -18,22 +20,23 @@ def assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:
     starts = [0]
     logit_rows: list[int] = []
     wanted: list[LogitRow] = []
+    tables: list[list[int]] = []
     for piece in slices:
         sequence, end = piece.sequence, piece.start + piece.count
         if sequence.blocks is None:
             raise AssertionError("a planned sequence owns blocks")
         sequence.blocks.grow_to(end)
+        tables.append(sequence.blocks.table)
+        first = len(token_ids)
         for position in range(piece.start, end):
             if sequence.wants_logits(position):
                 wanted.append(LogitRow(len(wanted), sequence, position))
-                logit_rows.append(starts[-1] + position - piece.start)
+                logit_rows.append(first + position - piece.start)
         token_ids += sequence.tokens[piece.start : end]
         positions += range(piece.start, end)
-        starts.append(starts[-1] + piece.count)
-    tables = [piece.sequence.blocks.table for piece in slices if piece.sequence.blocks is not None]
-    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-    for row, table in zip(block_tables, tables, strict=True):
-        row[: len(table)] = table
+        starts.append(len(token_ids))
+    longest = max(map(len, tables))
+    block_tables = np.array([[*table, *repeat(-1, longest - len(table))] for table in tables], np.int32)
     batch = Batch(
         token_ids=np.array(token_ids, np.int32),
         positions=np.array(positions, np.int32),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,7 @@ class Penalty(NamedTuple):
     subtract: npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What is asked of one row of a step's logits, in this order."""
 
     row: int
@@ -48,8 +46,7 @@ class Wish:
         return self.is_chosen and self.draw is None and not self.is_scored and self.penalty is None
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What became of a wish."""
 
     logits: npt.NDArray[np.float32] | None = None
@@ -65,6 +62,9 @@ def read_logits(ops: Ops, logits: Any, wishes: Sequence[Wish]) -> list[Reading]:
 
     Penalties change `logits` in place.
     """
+    if all(wish.is_for_greatest for wish in wishes):
+        highest = ops.argmax(logits).tolist() if wishes else []
+        return [Reading(token_id=highest[wish.row]) for wish in wishes]
     scores, faults = _scored(ops, logits, wishes)
     tokens: dict[int, int] = {}
     for i, wish in enumerate(wishes):
@@ -79,8 +79,8 @@ def read_logits(ops: Ops, logits: Any, wishes: Sequence[Wish]) -> list[Reading]:
             tokens[i] = wish.draw(ops.token_weights(logits, wish.row, wish.temperature))
     greedy = [i for i, wish in enumerate(wishes) if wish.is_chosen and wish.draw is None and i not in faults]
     if greedy:
-        highest = ops.argmax(logits)
-        tokens.update({i: int(highest[wishes[i].row]) for i in greedy})
+        highest = ops.argmax(logits).tolist()
+        tokens.update({i: highest[wishes[i].row] for i in greedy})
     readings = []
     for i in range(len(wishes)):
         values, normaliser = scores.get(i, (None, None))
