@@ -155,7 +155,7 @@ def draw(weights: Weights, params: SamplingParams, random: int) -> int:
     """
     ids, kept = keep(weights, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
     # Sums of groups first, then those within one: a sum from term to term over all would take most of the
-    # time of a draw. Sums are below 2^52, so exact in any order.
+    # time of a draw. They are integers below 2^63: the same in any order.
     starts = np.arange(0, len(kept), _GROUP)
     before = np.cumsum(np.add.reduceat(kept, starts, dtype=np.uint64))
     total = int(before[-1])
