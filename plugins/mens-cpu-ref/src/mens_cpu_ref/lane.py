@@ -151,7 +151,8 @@ class CpuOps(Ops):
         faults = self.take_faults()
         ids = None if faults else step.greatest(self, hidden, batch, cache)
         if ids is not None and not self._faults:
-            return None, [], [Reading(token_id=int(ids[wish.row])) for wish in wishes]
+            found = ids.tolist()
+            return None, [], [Reading(token_id=found[wish.row]) for wish in wishes]
         self.take_faults()  # which the logits will have again
         logits = step.logits(self, hidden, batch, cache)
         faults += rows_of_batch(self.take_faults(), batch)

@@ -60,9 +60,11 @@ class Search:
             address_of(self.searched),
         )
         quantised.check_memory(code, "looking for the greatest output")
-        if int(ids.min()) < 0:
+        # In Python's own numbers: numpy's code for a smallest one has left the caches once the weights were
+        # read, and took 2 % of a step.
+        if min(ids.tolist()) < 0:
             return None
-        self._take_note(int(self.searched[0]) > _WORTHWHILE * rows * (weight.rows / 16))
+        self._take_note(self.searched.item() > _WORTHWHILE * rows * (weight.rows / 16))
         return ids
 
     def _take_note(self, was_long: bool) -> None:
