@@ -7,7 +7,6 @@ breaks, `closed` says so, and `Worker` decides what that means.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import deque
@@ -28,8 +27,6 @@ from vox_plugin_api.framing import (
 )
 
 __all__ = ["Connection", "Event", "Pulse"]
-
-_READ_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -95,34 +92,41 @@ class _Answers:
         return self._come.popleft()
 
 
-class Connection:
-    """The host's end of the private descriptor."""
+class Connection(asyncio.Protocol):
+    """The host's end of the private descriptor.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    The event loop calls `data_received`: a task that reads would be woken for every step of the worker, and
+    wake who waits for the tokens one turn of the loop later.
+    """
+
+    def __init__(self) -> None:
         now = time.monotonic()
         self.pulse = Pulse(heard_s=now, moved_s=now)
         self.closed: asyncio.Future[ProtocolError | None] = asyncio.get_running_loop().create_future()
         """Done when nothing more will come: None for a plain end, or the breach that was found."""
         self.hello: asyncio.Future[m.WorkerHello | m.Refused] = asyncio.get_running_loop().create_future()
         """Done when the worker has answered the handshake."""
-        self._reader = reader
-        self._writer = writer
+        self._transport: asyncio.Transport | None = None
+        self._waiting: Event | None = None
+        """An event some of whose binary frames are still to come."""
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the descriptor was given back."""
+        self._is_left = False
         self._decoder = FrameDecoder()
         self._answers: dict[int, _Answers] = {}
         self._last_id = 0
         self._failure: VoxError | None = None
-        self._receiver = asyncio.create_task(self._receive())
 
     @classmethod
     async def open(cls, connection: socket.socket) -> Connection:
         """Take over a connected socket."""
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        return cls(reader, writer)
+        _, made = await asyncio.get_running_loop().create_unix_connection(cls, sock=connection)
+        return made
 
     def send(self, message: m.Message) -> None:
         """Queue `message` for the worker; after the end of the connection it goes nowhere."""
-        if not self._writer.is_closing():
-            self._writer.write(encode_message(message))
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_message(message))
 
     async def stream(self, method: m.Method, params: m.Message) -> AsyncGenerator[Event, None]:
         """Yield the events of one request. Closing the iterator early cancels the request.
@@ -176,33 +180,48 @@ class Connection:
 
     async def close(self) -> None:
         """Give the descriptor back."""
-        self._receiver.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._receiver
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        self._is_left = True
+        if self._transport is not None:
+            self._transport.close()
+            await self._lost
 
     # --- receiving -------------------------------------------------------------------------
 
-    async def _receive(self) -> None:
-        breach: ProtocolError | None = None
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """For the event loop."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """For the event loop: hand on what came."""
+        if self._is_left or self.closed.done():
+            return
         try:
-            waiting: Event | None = None
-            while data := await self._read():
-                for frame in self._decoder.feed(data):
-                    waiting = self._take(frame, waiting)
-            self._decoder.finish()
+            for frame in self._decoder.feed(data):
+                self._waiting = self._take(frame, self._waiting)
+        except ProtocolError as error:
+            self._end(error)
+
+    def eof_received(self) -> bool:
+        """For the event loop: nothing more will come; what is sent still goes out."""
+        self._end()
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """For the event loop."""
+        self._end()
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _end(self, breach: ProtocolError | None = None) -> None:
+        if self._is_left or self.closed.done():
+            return
+        try:
+            if breach is None:
+                self._decoder.finish()
         except ProtocolError as error:
             breach = error
-        if not self.closed.done():
-            self.closed.set_result(breach)
-
-    async def _read(self) -> bytes:
-        try:
-            return await self._reader.read(_READ_BYTES)
-        except ConnectionError:
-            return b""
+        self.closed.set_result(breach)
 
     def _take(self, frame: Frame, waiting: Event | None) -> Event | None:
         """Handle one frame; return the event that still waits for its binary frames."""
