@@ -205,15 +205,19 @@ amounts = st.floats(-3, 3, width=32)
     presence=amounts,
     frequency=amounts,
     bias=st.dictionaries(st.integers(0, 9), amounts, max_size=4),
+    asked=st.sets(st.integers(0, 11)),
 )
 def test_penalties_are_the_written_sequence_of_roundings(
-    prompt, answer, repetition, presence, frequency, bias
+    prompt, answer, repetition, presence, frequency, bias, asked
 ):
     params = SamplingParams(
         repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
     )
     penalties = Penalties(params, prompt)
-    for token_id in answer:
+    for place, token_id in enumerate(answer):
+        if place in asked:  # after each token, or after several
+            for array in penalties.arrays():
+                array += 7  # theirs who asked
         penalties.note(token_id)
     found = {i: (r, s) for i, r, s in zip(*(array.tolist() for array in penalties.arrays()), strict=True)}
     flat = {k: rounded(Fraction(v)) for k, v in {"p": presence, "f": frequency}.items()}

@@ -257,6 +257,7 @@ def test_eight_users_cost_the_memory_of_their_positions_and_no_more_with_time(cl
             return sum(memory_of_children().values())
 
         one, eight = settled(1), settled(8)
+        assert eight <= 450 * MIB, eight / MIB
         assert eight - one <= 8 * 128 * per_position + 16 * MIB, (one / MIB, eight / MIB)
         later = [settled(8) for _ in range(3)][-1]
         assert later - eight <= 8 * MIB, (eight / MIB, later / MIB)

@@ -93,7 +93,7 @@ class GridRotaryTable:
 
     def reach(self, device: Device, positions: Ints) -> tuple[Buffer, Buffer]:
         """Return (table, slots) that hold the blocks of these positions."""
-        wanted = {int(block) for block in np.unique(positions // BLOCK)} - self._blocks.keys()
+        wanted = set((positions // BLOCK).tolist()) - self._blocks.keys()
         for block in sorted(wanted):
             self._blocks[block] = self._make(self._frequencies, self._factor, block * BLOCK)
         if wanted or self._on_device is None:

@@ -113,11 +113,16 @@ class Penalties:
         )
         self._answer: Counter[int] = Counter()
         self.is_active = self._repeats or self._counts_answer or bool(self._bias_ids.size)
+        self._made: tuple[Ids, Floats, Floats] | None = None
+        """What `arrays` returned last: a long prompt is sorted once, not for every token after it."""
+        self._noted: set[int] = set()
+        """Tokens counted since then."""
 
     def note(self, token_id: int) -> None:
         """Count a token of the answer, where that will be asked for."""
         if self._repeats or self._counts_answer:
             self._answer[token_id] += 1
+            self._noted.add(token_id)
 
     def arrays(self) -> tuple[Ints, Floats, Floats]:
         """Return ids (ascending, each once), their divisors and what is subtracted from each.
@@ -125,19 +130,39 @@ class Penalties:
         ``subtract = fl(fl(fl(frequency * count) + presence) - bias)``, the first two only for
         tokens of the answer, the last only for biased ones.
         """
-        answered = self._answer
-        answer_ids = np.fromiter(answered.keys(), np.int64, len(answered))
-        counts = np.fromiter(answered.values(), np.float32, len(answered))
-        ids = np.unique(np.concatenate([self._prompt_ids, answer_ids, self._bias_ids]))
-        subtract = np.zeros(ids.size, np.float32)
+        if self._made is None:
+            known = np.unique(np.concatenate([self._prompt_ids, self._bias_ids]))
+            self._made = known, np.ones(known.size, np.float32), np.zeros(known.size, np.float32)
+            self._made[1][np.searchsorted(known, self._prompt_ids)] = self._repetition
+            self._made[2][np.searchsorted(known, self._bias_ids)] = flush_to_zero(0 - self._biases)
+        if self._noted:
+            self._made = self._counted(*self._made, np.array(sorted(self._noted), np.int64))
+            self._noted.clear()
+        ids, repetition, subtract = self._made
+        return ids.astype(np.int32), repetition.copy(), subtract.copy()
+
+    def _counted(
+        self, ids: Ids, repetition: Floats, subtract: Floats, noted: Ids
+    ) -> tuple[Ids, Floats, Floats]:
+        """Return the arrays with these tokens as often in the answer as they are now."""
+        places = np.searchsorted(ids, noted)
+        # One behind the last stands for a token above all of them.
+        new = np.append(ids, -1)[places] != noted
+        if new.any():
+            at = places[new]
+            ids = np.insert(ids, at, noted[new])
+            repetition = np.insert(repetition, at, np.float32(1))
+            subtract = np.insert(subtract, at, np.float32(0))
+            places = np.searchsorted(ids, noted)
+        counts = np.array([self._answer[int(token_id)] for token_id in noted], np.float32)
         by_frequency = flush_to_zero(self._frequency * counts)
-        subtract[np.searchsorted(ids, answer_ids)] = flush_to_zero(by_frequency + self._presence)
-        biased = np.searchsorted(ids, self._bias_ids)
-        subtract[biased] = flush_to_zero(subtract[biased] - self._biases)
-        repetition = np.ones(ids.size, np.float32)
-        repetition[np.searchsorted(ids, self._prompt_ids)] = self._repetition
-        repetition[np.searchsorted(ids, answer_ids)] = self._repetition
-        return ids.astype(np.int32), repetition, subtract
+        amounts = flush_to_zero(by_frequency + self._presence)
+        if self._bias_ids.size:
+            _, biased, bias = np.intersect1d(noted, self._bias_ids, assume_unique=True, return_indices=True)
+            amounts[biased] = flush_to_zero(amounts[biased] - self._biases[bias])
+        repetition[places] = self._repetition
+        subtract[places] = amounts
+        return ids, repetition, subtract
 
 
 # --- filters and the draw ----------------------------------------------------------------------

@@ -41,8 +41,9 @@ class RotaryTable:
 
     def reach(self, positions: Ints) -> None:
         """Make the blocks that these positions are in; negative ones are left to be refused."""
-        for block in np.unique(positions[positions >= 0] // BLOCK):
-            self._make_block(int(block))
+        # Not `np.unique`, which imports numpy's masked arrays: a MiB, and some milliseconds of each start.
+        for block in sorted(set((positions[positions >= 0] // BLOCK).tolist())):
+            self._make_block(block)
         self.arguments = (self.pairs, address_of(self._table), address_of(self._slots), len(self._slots))
 
     def _make_block(self, block: int) -> None:
