@@ -15,10 +15,10 @@ from mens_cpu_ref.quantised import Functions, QuantisedMatrix
 
 __all__ = ["Search"]
 
-_MOST_ROWS = 2
-"""With more rows of x, their products share what is read of W, and bounds cost more than they spare."""
-_WORTHWHILE = 0.4
-"""Share of the groups of 16 outputs up to which a search is quicker than all outputs."""
+_MOST_ROWS = 4
+"""With more rows of x, bounds are more work than reading all of W is, which rows share (docs/log.md)."""
+_WORTHWHILE = 0.1
+"""Of the matrix's groups of 16 outputs: where more were searched, over all rows, all outputs are quicker."""
 _LONGEST_PAUSE = 64
 _ALIGNMENT = 64
 
@@ -64,7 +64,7 @@ class Search:
         # read, and took 2 % of a step.
         if min(ids.tolist()) < 0:
             return None
-        self._take_note(self.searched.item() > _WORTHWHILE * rows * (weight.rows / 16))
+        self._take_note(self.searched.item() > _WORTHWHILE * (weight.rows / 16))
         return ids
 
     def _take_note(self, was_long: bool) -> None:
