@@ -113,7 +113,7 @@ def test_every_finite_bf16_comes_back(reference, kernels, order):
 @given(
     seed=seeds,
     threads=threads,
-    rows=st.one_of(st.integers(1, 14), st.sampled_from([95, 97])),
+    rows=st.one_of(st.integers(1, 14), st.sampled_from([24, 25, 97])),
     outputs=st.one_of(st.integers(1, 70), st.just(200)),
     inputs=st.one_of(st.integers(1, 140), st.sampled_from([256, 511, 512, 640, 1100])),
 )

@@ -122,7 +122,7 @@ int64_t vox_pack(int32_t format, const void* source, int64_t outputs, int64_t in
 
 int64_t vox_compact_measure(const void* source, int64_t outputs, int64_t inputs, uint8_t* tables, int64_t* kept) {
   const CompactMeasureTask task{source, outputs, inputs, tables, kept};
-  return run({kFloat.active().compact_measure, &task, compact::panels_of(outputs), inputs * 8});
+  return run({kFloat.active().compact_measure, &task, compact::panels_of(outputs), inputs * 8, inputs});
 }
 
 int64_t vox_compact_bytes(int64_t outputs, int64_t inputs, int64_t kept) {

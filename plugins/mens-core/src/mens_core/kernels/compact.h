@@ -76,6 +76,10 @@ struct CompactPanel {
 
   const uint8_t* block(int64_t number) const { return blocks + number * compact::kBlockBytes; }
 
+  bool has_kept(int64_t number) const {
+    return chunks[number / compact::kChunkBlocks].blocks >> number % compact::kChunkBlocks & 1;
+  }
+
   // All columns of a block, as they were: [8][16].
   void read_block(int64_t number, float* to) const {
     const uint8_t* from = block(number);
@@ -84,8 +88,7 @@ struct CompactPanel {
     for (int i = 0; i < 4; ++i) f_store(to + i * kLanes, columns[i]);
     half_block<1>(from, table, columns);
     for (int i = 0; i < 4; ++i) f_store(to + (4 + i) * kLanes, columns[i]);
-    const compact::Chunk* chunk = chunks + number / compact::kChunkBlocks;
-    if (chunk->blocks >> number % compact::kChunkBlocks & 1) put_back(number * compact::kColumns, chunk, to);
+    if (has_kept(number)) put_back(number * compact::kColumns, chunks + number / compact::kChunkBlocks, to);
   }
 
   // Columns [first, end), `first` at a block's beginning, up to the end of a block: [column][16].

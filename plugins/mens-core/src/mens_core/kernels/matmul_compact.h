@@ -72,7 +72,111 @@ static void compact_one_row(const CompactPanel& panel, const float* x, int64_t i
   f_store(out, total);
 }
 
-// As the one for a side of tile.h: with several rows, a chunk is read once for all of them.
+// Four terms of R rows by P panels, from column `k` on.
+template <int HALF, int R, int P>
+CANON void compact_tile_terms(const CompactPanel* panels, int64_t number, const RowsLeft& x, int64_t k, VF (&acc)[R][P]) {
+  if (kTilePanels > 1) {  // registers enough for the columns of all panels: a term of x is read once
+    VF w[P][4];
+    for (int p = 0; p < P; ++p) half_block<HALF>(panels[p].block(number), panels[p].table, w[p]);
+    for (int i = 0; i < 4; ++i)
+      for (int r = 0; r < R; ++r) {
+        const VF left = f_splat(x.at(r, k + i));
+        for (int p = 0; p < P; ++p) acc[r][p] = f_fma(left, w[p][i], acc[r][p]);
+      }
+    return;
+  }
+  for (int p = 0; p < P; ++p) {
+    VF w[4];
+    half_block<HALF>(panels[p].block(number), panels[p].table, w);
+    for (int i = 0; i < 4; ++i)
+      for (int r = 0; r < R; ++r) acc[r][p] = f_fma(f_splat(x.at(r, k + i)), w[i], acc[r][p]);
+  }
+}
+
+// R rows by P panels of one chunk: columns [first, end). What lies `ahead` bytes from them is asked for.
+template <int R, int P>
+static inline void compact_tile(const CompactPanel* panels, const RowsLeft& x, int64_t first, int64_t end,
+                                int64_t ahead, float* out, int64_t out_stride, Finish finish) {
+  VF acc[R][P];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) acc[r][p] = f_splat(0.0f);
+  for (int64_t k = first; k < end; k += compact::kColumns) {
+    const int64_t number = k / compact::kColumns, columns = end - k < compact::kColumns ? end - k : compact::kColumns;
+    bool is_plain = columns == compact::kColumns;
+    for (int p = 0; p < P; ++p) {
+      const uint8_t* next = panels[p].block(number) + ahead;
+      for (int64_t line = 0; line < compact::kBlockBytes; line += compact::kLine) prefetch_line(next + line);
+      is_plain = is_plain && !panels[p].has_kept(number);
+    }
+    if (is_plain) {
+      compact_tile_terms<0>(panels, number, x, k, acc);
+      compact_tile_terms<1>(panels, number, x, k + 4, acc);
+      continue;
+    }
+    for (int p = 0; p < P; ++p) {
+      float w[compact::kColumns * kLanes];
+      panels[p].read_block(number, w);
+      for (int64_t i = 0; i < columns; ++i)
+        for (int r = 0; r < R; ++r) acc[r][p] = f_fma(f_splat(x.at(r, k + i)), f_load(w + i * kLanes), acc[r][p]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) {
+      float* to = out + r * out_stride + p * kLanes;
+      f_store(to, finish == Finish::store ? acc[r][p] : f_add(f_load(to), acc[r][p]));
+    }
+}
+
+// The same for a number of rows known only now, at most kTileRows.
+template <int P>
+static void compact_tile_rows(int64_t rows, const CompactPanel* panels, const RowsLeft& x, int64_t first, int64_t end,
+                              int64_t ahead, float* out, int64_t out_stride, Finish finish) {
+  switch (rows) {
+    case 1: return compact_tile<1, P>(panels, x, first, end, ahead, out, out_stride, finish);
+    case 2: return compact_tile<2, P>(panels, x, first, end, ahead, out, out_stride, finish);
+    case 3: return compact_tile<3, P>(panels, x, first, end, ahead, out, out_stride, finish);
+    case 4: return compact_tile<4, P>(panels, x, first, end, ahead, out, out_stride, finish);
+    case 5: return compact_tile<5, P>(panels, x, first, end, ahead, out, out_stride, finish);
+    default: return compact_tile<6, P>(panels, x, first, end, ahead, out, out_stride, finish);
+  }
+}
+
+// Rows whose sums for two panels fit the registers beside a few columns of weights.
+constexpr int64_t kCompactPairRows = kTilePanels > 1 ? kTileRows : 3;
+// Up to so many rows a chunk is unpacked anew for each few of them, from the first cache; more share it as floats.
+constexpr int64_t kCompactRows = (kTilePanels > 1 ? 4 : 2) * kTileRows;
+
+// Some rows by all panels of a part, two panels after another: what is read next is asked for meanwhile.
+static void compact_few_rows(const LinearTask& task, const CompactMatrix& weight, int64_t panel, int64_t panels,
+                             int64_t first, int64_t rows, float* tile_out) {
+  constexpr int64_t kWidth = kGroupPanels * kLanes;
+  const int64_t inputs = task.weight.inputs;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows, of_tile = (rows + tiles - 1) / tiles;
+  for (int64_t p = 0; p < panels; p += 2) {
+    const bool is_pair = p + 1 < panels;
+    const CompactPanel pair[2] = {weight.panel(panel + p), weight.panel(panel + (is_pair ? p + 1 : p))};
+    for (int64_t k = 0; k < inputs; k += kChunk) {
+      const int64_t end = k + kChunk < inputs ? k + kChunk : inputs;
+      const Finish finish = k == 0 ? Finish::store : Finish::fold;
+      // Two chunks further on or, where the panels end before that, in the two that come after them.
+      int64_t ahead = 2 * compact::kChunkBlocks * compact::kBlockBytes;
+      if (k + 2 * kChunk >= inputs) ahead += weight.stride + weight.header;
+      for (int64_t r = 0; r < rows; r += of_tile) {
+        const int64_t count = rows - r < of_tile ? rows - r : of_tile;
+        const RowsLeft x{task.x + (first + r) * inputs, inputs};
+        float* out = tile_out + r * kWidth + p * kLanes;
+        if (is_pair && count <= kCompactPairRows) {
+          compact_tile_rows<2>(count, pair, x, k, end, ahead, out, kWidth, finish);
+          continue;
+        }
+        compact_tile_rows<1>(count, pair, x, k, end, ahead, out, kWidth, finish);
+        if (is_pair) compact_tile_rows<1>(count, pair + 1, x, k, end, ahead, out + kLanes, kWidth, finish);
+      }
+    }
+  }
+}
+
+// As the one for a side of tile.h.
 static void linear_group(const LinearTask& task, const CompactMatrix& weight, int64_t panel, int64_t panels,
                          int64_t first, int64_t last, float* tile_out, float* widened) {
   constexpr int64_t kWidth = kGroupPanels * kLanes;
@@ -82,6 +186,8 @@ static void linear_group(const LinearTask& task, const CompactMatrix& weight, in
       compact_one_row(weight.panel(panel + p), task.x + first * inputs, inputs, tile_out + p * kLanes, widened);
     return;
   }
+  if (last - first <= kCompactRows)
+    return compact_few_rows(task, weight, panel, panels, first, last - first, tile_out);
   const F32Side side{widened, kLanes, kChunk * kLanes};
   for (int64_t k = 0; k < inputs; k += kChunk) {
     const int64_t end = k + kChunk < inputs ? k + kChunk : inputs;

@@ -18,52 +18,37 @@ struct CompactRows {  // those of a panel
   // Four columns from `column` on, in the order of a half of a block. Where there is no row or column the upper
   // byte is `filler`, one of the table's: nobody reads those weights.
   void half(int64_t column, uint8_t filler, uint8_t* lower, uint8_t* upper) const {
-    uint16_t words[2][2 * kPanel];  // two columns, then two more: [row][2] each
-    for (int64_t i = 0; i < 2 * kPanel; ++i) words[0][i] = words[1][i] = (uint16_t)(filler << 8);
-    for (int64_t c = 0; c < 4; c += 2)
-      for (int64_t r = 0; r < rows; ++r) {
-        const uint16_t* from = source + r * inputs + column + c;
-        if (column + c + 1 < inputs) __builtin_memcpy(words[c / 2] + 2 * r, from, 4);
-        else if (column + c < inputs) words[c / 2][2 * r] = *from;
-      }
-    for (int64_t q = 0; q < 4; ++q)
-      for (int64_t c = 0; c < 2; ++c)
-        for (int64_t i = 0; i < 8; ++i) {
-          lower[16 * q + 8 * c + i] = (uint8_t)words[c][8 * q + i];
-          upper[16 * q + 8 * c + i] = (uint8_t)(words[c][8 * q + i] >> 8);
-        }
+    const int64_t columns = inputs - column < 4 ? inputs - column : 4;
+    for (int64_t r = 0; r < kPanel; ++r) {
+      uint64_t words = filler * 0x0100010001000100u;
+      if (r < rows && columns == 4) __builtin_memcpy(&words, source + r * inputs + column, 8);
+      else if (r < rows && columns > 0) __builtin_memcpy(&words, source + r * inputs + column, (size_t)columns * 2);
+      put_pairs(words, lower + compact::place_of(r, 0), lower + compact::place_of(r, 2));
+      put_pairs(words >> 8, upper + compact::place_of(r, 0), upper + compact::place_of(r, 2));
+    }
+  }
+
+ private:
+  // The lower bytes of four words, two to each place.
+  static inline void put_pairs(uint64_t words, uint8_t* first, uint8_t* last) {
+    const uint64_t bytes = words & 0x00FF00FF00FF00FFu;
+    const uint64_t pairs = bytes | bytes >> 8;
+    const uint16_t a = (uint16_t)pairs, b = (uint16_t)(pairs >> 32);
+    __builtin_memcpy(first, &a, 2);
+    __builtin_memcpy(last, &b, 2);
   }
 };
 
-// The code of each of 64 upper bytes; returns whether all are in the table.
-static inline bool compact_codes(const uint8_t* table, const uint8_t* upper, uint8_t* codes) {
-  uint8_t missing[compact::kHalfBytes];
-  for (int64_t i = 0; i < compact::kHalfBytes; ++i) {
-    codes[i] = 0;
-    missing[i] = 1;
-  }
-  for (int t = 0; t < 16; ++t)
-    for (int64_t i = 0; i < compact::kHalfBytes; ++i) {
-      const bool here = upper[i] == table[t];
-      codes[i] = here ? (uint8_t)t : codes[i];
-      missing[i] = here ? 0 : missing[i];
-    }
-  uint8_t any = 0;
-  for (int64_t i = 0; i < compact::kHalfBytes; ++i) any |= missing[i];
-  return any == 0;
-}
+// The code of each upper byte; kMissing where the table has none.
+struct CompactCodes {
+  static constexpr uint8_t kMissing = 0x80;
+  uint8_t of[256];
 
-// Which of a half's four columns have an upper byte that is not in the table; bit c: column c.
-static inline unsigned kept_columns(const uint8_t* table, const uint8_t* upper) {
-  unsigned columns = 0;
-  for (int64_t r = 0; r < kPanel; ++r)
-    for (int64_t c = 0; c < 4; ++c) {
-      bool here = false;
-      for (int t = 0; t < 16; ++t) here = here || table[t] == upper[compact::place_of(r, c)];
-      columns |= here ? 0u : 1u << c;
-    }
-  return columns;
-}
+  explicit CompactCodes(const uint8_t* table) {
+    for (int v = 0; v < 256; ++v) of[v] = kMissing;
+    for (int t = 0; t < compact::kRows; ++t) of[table[t]] = (uint8_t)t;
+  }
+};
 
 // The sixteen upper bytes that a panel has most of, of equals the lower, in ascending order.
 static void choose_table(const uint32_t* counts, uint8_t* table) {
@@ -78,7 +63,8 @@ static void choose_table(const uint32_t* counts, uint8_t* table) {
     if (chosen[v]) table[t++] = (uint8_t)v;
 }
 
-static int64_t compact_measure_part(const void* opaque, int64_t begin, int64_t end, void*) {
+// `scratch`: a byte for each column.
+static int64_t compact_measure_part(const void* opaque, int64_t begin, int64_t end, void* scratch) {
   const auto& task = *static_cast<const CompactMeasureTask*>(opaque);
   int64_t fault = 0;
   for (int64_t panel = begin; panel < end; ++panel) {
@@ -103,14 +89,15 @@ static int64_t compact_measure_part(const void* opaque, int64_t begin, int64_t e
     choose_table(even, table);
     uint32_t found = 0;
     for (int t = 0; t < 16; ++t) found += even[table[t]];
-    int64_t kept = 0;
-    if (found != rows.rows * task.inputs)
-      for (int64_t k = 0; k < task.inputs; k += 4) {
-        uint8_t lower[compact::kHalfBytes], upper[compact::kHalfBytes], codes[compact::kHalfBytes];
-        rows.half(k, table[0], lower, upper);
-        if (!compact_codes(table, upper, codes)) kept += __builtin_popcount(kept_columns(table, upper));
-      }
-    task.kept[panel] = kept;
+    task.kept[panel] = 0;
+    if (found == rows.rows * task.inputs) continue;
+    const CompactCodes codes(table);
+    auto* missing = static_cast<uint8_t*>(scratch);
+    __builtin_memset(missing, 0, (size_t)task.inputs);
+    for (int64_t r = 0; r < rows.rows; ++r)
+      for (int64_t k = 0; k < task.inputs; ++k)
+        missing[k] = (uint8_t)(missing[k] | codes.of[rows.source[r * task.inputs + k] >> 8]);
+    for (int64_t k = 0; k < task.inputs; ++k) task.kept[panel] += missing[k] >= CompactCodes::kMissing;
   }
   return fault;
 }
@@ -123,6 +110,7 @@ static int64_t compact_pack_part(const void* opaque, int64_t begin, int64_t end,
   for (int64_t panel = begin; panel < end; ++panel) {
     const CompactRows rows(task.source, task.outputs, task.inputs, panel);
     const uint8_t* table = task.tables + panel * compact::kRows;
+    const CompactCodes code(table);
     uint8_t* to = packed + panel * stride;
     __builtin_memset(to, 0, (size_t)header);
     __builtin_memcpy(to, table, (size_t)compact::kRows);
@@ -135,13 +123,22 @@ static int64_t compact_pack_part(const void* opaque, int64_t begin, int64_t end,
       uint8_t codes[2][compact::kHalfBytes];
       for (int64_t h = 0; h < 2; ++h) {
         const int64_t column = block * compact::kColumns + 4 * h;
-        uint8_t upper[compact::kHalfBytes];
+        uint8_t upper[compact::kHalfBytes], any = 0;
         rows.half(column, table[0], at + h * compact::kHalfBytes, upper);
-        if (compact_codes(table, upper, codes[h])) continue;
-        const unsigned columns = kept_columns(table, upper);
+        for (int64_t i = 0; i < compact::kHalfBytes; ++i) {
+          codes[h][i] = code.of[upper[i]];
+          any = (uint8_t)(any | codes[h][i]);
+        }
+        if (any < CompactCodes::kMissing) continue;
         chunk.blocks = (uint16_t)(chunk.blocks | 1u << block % compact::kChunkBlocks);
         for (int64_t c = 0; c < 4; ++c) {
-          if (!(columns >> c & 1)) continue;
+          bool is_kept = false;
+          for (int64_t r = 0; r < kPanel; ++r) {
+            uint8_t& one = codes[h][compact::place_of(r, c)];
+            is_kept = is_kept || one == CompactCodes::kMissing;
+            one = one & 15;
+          }
+          if (!is_kept) continue;
           compact::Kept& kept = all[next++];
           for (int64_t r = 0; r < kPanel; ++r) kept.upper[r] = upper[compact::place_of(r, c)];
           kept.column = (uint32_t)(column + c);
