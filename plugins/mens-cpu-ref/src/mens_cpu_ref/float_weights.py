@@ -29,7 +29,7 @@ _PANEL = 16
 FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
 _COMPACT = 3
 """Format of a bf16 matrix in twelve bits a weight (VOX_BF16_COMPACT of native/abi.h)."""
-_MOST_KEPT = 1 / 32
+_MOST_KEPT = 1 / 64
 """Share of a matrix's columns of 16 weights that may be kept: each makes a product wait for a moment."""
 _WORTHWHILE = 0.9
 """Share of its own bytes that a compact matrix may have."""

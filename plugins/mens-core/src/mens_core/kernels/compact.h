@@ -97,13 +97,15 @@ struct CompactPanel {
       read_block(k / compact::kColumns, to + (k - first) * kLanes);
   }
 
-  // Upper bytes of the kept columns among the eight from `column` on.
+  // Upper bytes of the kept columns among the eight from `column` on. Those of the chunk's other blocks go where
+  // nobody looks: no branch hangs on which ones they are.
   void put_back(int64_t column, const compact::Chunk* chunk, float* to) const {
+    float elsewhere[kLanes];
     for (const compact::Kept* k = kept + chunk[0].kept; k != kept + chunk[1].kept; ++k) {
-      const int64_t at = k->column - column;
-      if (at < 0 || at >= compact::kColumns) continue;
-      const VI rest = i_and(f_bits(f_load(to + at * kLanes)), i_splat(0x00FFFFFF));
-      f_store(to + at * kLanes, f_from(i_or(i_shl<24>(i_load_u8(k->upper)), rest)));
+      const auto at = (uint64_t)((int64_t)k->column - column);
+      float* place = to + at % compact::kColumns * kLanes;
+      const VI rest = i_and(f_bits(f_load(place)), i_splat(0x00FFFFFF));
+      f_store(at < (uint64_t)compact::kColumns ? place : elsewhere, f_from(i_or(i_shl<24>(i_load_u8(k->upper)), rest)));
     }
   }
 };

@@ -7,28 +7,35 @@
 namespace vox {
 namespace VOX_ISA {
 
+CANON VF eight_terms(const CompactPanel& panel, int64_t block, const float* x, VF sum) {
+  VF w[4];
+  half_block<0>(panel.block(block), panel.table, w);
+  for (int k = 0; k < 4; ++k) sum = f_fma(f_splat(x[k]), w[k], sum);
+  half_block<1>(panel.block(block), panel.table, w);
+  for (int k = 0; k < 4; ++k) sum = f_fma(f_splat(x[4 + k]), w[k], sum);
+  return sum;
+}
+
 // Eight terms of C chains side by side, chain c's in chunk c, from `block` of the first one on. Side by side by
 // themselves: the terms of a chain follow one another here, and no chain waits for another.
 template <int C>
 CANON void compact_terms(const CompactPanel& panel, int64_t block, const float* x, VF (&sums)[C]) {
-  for (int c = 0; c < C; ++c) {
-    const uint8_t* from = panel.block(block + c * compact::kChunkBlocks);
-    const float* a = x + c * kChunk;
-    VF w[4];
-    half_block<0>(from, panel.table, w);
-    for (int k = 0; k < 4; ++k) sums[c] = f_fma(f_splat(a[k]), w[k], sums[c]);
-    half_block<1>(from, panel.table, w);
-    for (int k = 0; k < 4; ++k) sums[c] = f_fma(f_splat(a[4 + k]), w[k], sums[c]);
-  }
+  for (int c = 0; c < C; ++c)
+    sums[c] = eight_terms(panel, block + c * compact::kChunkBlocks, x + c * kChunk, sums[c]);
 }
 
 // The same where a block has kept columns; rare, and not to be found among the others' instructions.
 template <int C>
 static __attribute__((noinline)) void compact_terms_with_kept(const CompactPanel& panel, int64_t block, const float* x,
                                                               VF (&sums)[C]) {
-  float w[compact::kColumns * kLanes];
   for (int c = 0; c < C; ++c) {
-    panel.read_block(block + c * compact::kChunkBlocks, w);
+    const int64_t number = block + c * compact::kChunkBlocks;
+    if (!panel.has_kept(number)) {
+      sums[c] = eight_terms(panel, number, x + c * kChunk, sums[c]);
+      continue;
+    }
+    float w[compact::kColumns * kLanes];
+    panel.read_block(number, w);
     for (int k = 0; k < compact::kColumns; ++k)
       sums[c] = f_fma(f_splat(x[c * kChunk + k]), f_load(w + k * kLanes), sums[c]);
   }
