@@ -26,9 +26,19 @@ print(json.dumps({"best_gb_per_s": speed[0], "median_gb_per_s": speed[3]}))
 
 VOX = """
 import json, resource, sys, time
+from mens_cpu_ref.lane import CpuOps
 from mens_cpu_ref.plugin import backend
 from vox_plugin_api import messages as m
 path, threads, tokens, prefill, users = sys.argv[1], *map(int, sys.argv[2:6])
+load_matrix, held = CpuOps.load_matrix, []
+
+def counted(self, stored):
+    # What a matrix takes in memory, which need not be what it takes in the file.
+    matrix = load_matrix(self, stored)
+    held.append(matrix.nbytes)
+    return matrix
+
+CpuOps.load_matrix = counted
 lane = backend()
 began = time.perf_counter()
 for _ in lane.load_model(m.LoadModelParams(model_dir=path, model_digest="0" * 64, threads=threads,
@@ -62,7 +72,7 @@ def decode(streams):
     return (len(times) - first) / (times[-1] - times[first - 1])
 
 stamps([start(8, 4)])
-result = {"load_s": load_s}
+result = {"load_s": load_s, "weight_bytes": sum(held)}
 result["decode_tokens_per_s"] = max(decode([start(8, tokens + 1)]) for _ in range(2))
 if prefill:
     times = []

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backward_abi.h"
+#include "compact_layout.h"
 #include "float_kernels.h"
 #include "plan.h"
 #include "tasks.h"
@@ -30,6 +31,7 @@ int64_t run_elementwise(Part part, const ElementwiseTask& task, int64_t nanoseco
   return run({part, &task, parts_of(task.elements, kElementsPerPart), nanoseconds_per_part});
 }
 
+static_assert(VOX_BF16_COMPACT == static_cast<int32_t>(Format::bf16_compact));
 int64_t element_bytes(int32_t format) { return format == 0 ? 4 : 2; }
 
 PackedWeight packed_weight(int32_t format, const void* panels, int64_t outputs, int64_t inputs) {
@@ -118,6 +120,22 @@ int64_t vox_pack(int32_t format, const void* source, int64_t outputs, int64_t in
   return run({kFloat.active().pack, &task, parts_of(outputs, kPanel), inputs * 8});
 }
 
+int64_t vox_compact_measure(const void* source, int64_t outputs, int64_t inputs, uint8_t* tables, int64_t* kept) {
+  const CompactMeasureTask task{source, outputs, inputs, tables, kept};
+  return run({kFloat.active().compact_measure, &task, compact::panels_of(outputs), inputs * 8, inputs});
+}
+
+int64_t vox_compact_bytes(int64_t outputs, int64_t inputs, int64_t kept) {
+  return compact::panels_of(outputs) * compact::panel_bytes(inputs) +
+         kept * static_cast<int64_t>(sizeof(compact::Kept));
+}
+
+int64_t vox_compact_pack(const void* source, int64_t outputs, int64_t inputs, const uint8_t* tables,
+                         const int64_t* firsts, void* packed) {
+  const CompactPackTask task{source, outputs, inputs, tables, firsts, packed};
+  return run({kFloat.active().compact_pack, &task, compact::panels_of(outputs), inputs * 8});
+}
+
 int64_t vox_widen(int32_t format, const void* source, int64_t elements, int32_t add_one, float* out) {
   const WidenTask task{static_cast<Format>(format), source, out, elements, add_one != 0, 1.0f};
   return run({kFloat.active().widen, &task, parts_of(elements, kElementsPerPart), 150});
@@ -143,7 +161,9 @@ int64_t vox_linear(int32_t format, const void* packed, int64_t outputs, int64_t 
     rows_per_part = parts_of(rows_per_part, 2);
   const LinearTask task{packed_weight(format, packed, outputs, inputs), x, out, rows, rows_per_part,
                         parts_of(rows, rows_per_part)};
-  const int64_t bytes = inputs * columns * element_bytes(format), products = inputs * columns * rows_per_part;
+  const int64_t bytes = format == VOX_BF16_COMPACT ? kernels.group_panels * compact::panel_bytes(inputs)
+                                                   : inputs * columns * element_bytes(format);
+  const int64_t products = inputs * columns * rows_per_part;
   Work work(kernels.linear, &task, groups * task.row_parts, bytes / 16 + products / 24,
             kernels.linear_scratch_bytes(rows_per_part));
   if (task.row_parts == 1) work.reads(packed, bytes);

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define VOX_ABI_VERSION 5
+#define VOX_ABI_VERSION 6
 #if defined(__GNUC__)
 #define VOX_API __attribute__((visibility("default")))
 #else
@@ -85,6 +85,19 @@ VOX_API void vox_set_spin_us(int64_t microseconds);
 
 VOX_OPERATORS(vox)
 VOX_OPERATORS(ref)
+
+// A bf16 weight in twelve bits each (compact_layout.h), for `vox_embed`, `vox_linear`, `vox_linear_backward` and a
+// recording, as format VOX_BF16_COMPACT: the same values. The reference has none, so it stays what others are held to.
+#define VOX_BF16_COMPACT 3
+// What each of the panels of 16 outputs needs: tables [panels][16] bytes, kept [panels] columns that are kept whole.
+// Returns 1 + the first output with a weight that is not finite.
+VOX_API int64_t vox_compact_measure(const void* source, int64_t outputs, int64_t inputs, uint8_t* tables,
+                                    int64_t* kept);
+// Bytes of a packed weight with so many kept columns; it begins at a cache line.
+VOX_API int64_t vox_compact_bytes(int64_t outputs, int64_t inputs, int64_t kept);
+// firsts [panels]: kept columns of the panels before each one.
+VOX_API int64_t vox_compact_pack(const void* source, int64_t outputs, int64_t inputs, const uint8_t* tables,
+                                 const int64_t* firsts, void* packed);
 
 // Reads whole MiB of `bytes` of memory once, with all threads, for measurements; `folded` is the xor of its words.
 VOX_API int64_t vox_read(const void* memory, int64_t bytes, uint64_t* folded);

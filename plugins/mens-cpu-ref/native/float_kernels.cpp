@@ -6,6 +6,7 @@
 #include "gates.h"
 #include "matmul_float.h"
 #include "norm.h"
+#include "pack_compact.h"
 #include "rope.h"
 #include "rotary.h"
 
@@ -15,6 +16,7 @@ namespace VOX_ISA {
 const FloatKernels float_kernels = {
     add_part,      silu_gate_part, gelu_gate_part, softcap_part,
     pack_part,     widen_part,     embed_part,     linear_part,
+    compact_measure_part, compact_pack_part,
     linear_scratch_bytes, kGroupPanels,
     norm_part,     rope_part,      rotary_part,
     kv_append_part, attention_part, attention_scratch_bytes,

@@ -9,6 +9,7 @@ namespace vox {
 struct FloatKernels {
   Part add, silu_gate, gelu_gate, softcap;
   Part pack, widen, embed, linear;
+  Part compact_measure, compact_pack;
   int64_t (*linear_scratch_bytes)(int64_t rows_per_part);
   int64_t group_panels;  // of a part of `linear`
   Part norm, rope, rotary;

@@ -97,6 +97,43 @@ void linear(int32_t format, int64_t rows) {
           [&](float* out) { return ref_embed(format, pr.data(), outputs, inputs, ids, 3, 25.25f, out); });
 }
 
+// bf16 in twelve bits a weight beside bf16 as the reference has it: exponents of 16 values, some far from the others.
+void compact(int64_t rows) {
+  const int64_t outputs = 45, inputs = 651, panels = 3;
+  std::vector<uint16_t> w(static_cast<size_t>(outputs * inputs));
+  for (auto& v : w) {
+    const uint32_t bits = word() >> 8;
+    const uint32_t exponent = bits % 61 == 0 ? bits >> 8 & 0xFF : 110 + (bits >> 20 & 15);
+    v = static_cast<uint16_t>((bits & 0x807F) | (exponent % 140) << 7);
+  }
+  std::vector<uint8_t> tables(static_cast<size_t>(16 * panels));
+  std::vector<int64_t> kept(static_cast<size_t>(panels)), firsts(kept.size());
+  const int64_t code = vox_compact_measure(w.data(), outputs, inputs, tables.data(), kept.data());
+  int64_t total = 0;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    firsts[i] = total;
+    total += kept[i];
+  }
+  std::vector<uint8_t> memory(static_cast<size_t>(vox_compact_bytes(outputs, inputs, total)) + 64);
+  uint8_t* packed = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+  report("compact", kept, kept, code, vox_compact_pack(w.data(), outputs, inputs, tables.data(), firsts.data(), packed));
+  std::vector<uint16_t> plain(static_cast<size_t>(48 * inputs));
+  ref_pack(2, w.data(), outputs, inputs, plain.data());
+  const Floats x = numbers(static_cast<size_t>(rows * inputs)), dy = numbers(static_cast<size_t>(rows * outputs));
+  char name[32];
+  snprintf(name, sizeof name, "compact/%d", static_cast<int>(rows));
+  COMPARE_SIDES(name, static_cast<size_t>(rows * outputs),
+                vox_linear(VOX_BF16_COMPACT, packed, outputs, inputs, x.data(), rows, out),
+                ref_linear(2, plain.data(), outputs, inputs, x.data(), rows, out));
+  const int32_t ids[3] = {44, 0, 17};
+  COMPARE_SIDES("compact embed", static_cast<size_t>(3 * inputs),
+                vox_embed(VOX_BF16_COMPACT, packed, outputs, inputs, ids, 3, 25.25f, out),
+                ref_embed(2, plain.data(), outputs, inputs, ids, 3, 25.25f, out));
+  COMPARE_SIDES("compact backward", static_cast<size_t>(rows * inputs),
+                vox_linear_backward(VOX_BF16_COMPACT, packed, outputs, inputs, dy.data(), rows, out),
+                ref_linear_backward(2, plain.data(), outputs, inputs, dy.data(), rows, out));
+}
+
 void attention(int64_t head_dim, int64_t window, float softcap) {
   const int64_t heads = 6, kv_heads = 2, stride = (head_dim + 15) / 16 * 16;
   const int32_t starts[3] = {0, 200, 201}, tables[4] = {2, 0, 1, -1};
@@ -391,6 +428,7 @@ int main(int, char** argv) {
   functions();
   for (int32_t format = 0; format < 3; ++format)
     for (int64_t rows : {1, 5, 30}) linear(format, rows);
+  for (int64_t rows : {1, 5, 30}) compact(rows);
   for (int32_t format = 0; format < 6; ++format)
     for (int64_t rows : {1, 2, 7}) quantised(format, rows);
   attention(40, 0, 0.0f);

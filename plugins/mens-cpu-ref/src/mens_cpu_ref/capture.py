@@ -126,8 +126,9 @@ class Capture:
         self._pieces: dict[int, _Piece] = {}
         self._weights: dict[int, tuple[int, str]] = {}
         self._activations: dict[int, int] = {}
-        # Without these, the lane calls its operators one by one, and computes every output.
+        # Without these, the lane calls operators one by one, computes every output, and packs as is noted.
         shortcuts = {"replay", "quant_choose", "quant_choose_bytes", "quant_greatest"}
+        shortcuts |= {"compact_measure", "compact_bytes", "compact_pack"}
         self.functions = {name: self._watched(name) for name in functions if name not in shortcuts}
 
     def close(self) -> None:

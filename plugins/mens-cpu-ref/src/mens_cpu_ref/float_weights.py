@@ -15,11 +15,24 @@ from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import FloatMatrix
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["FLOAT_FORMATS", "load_float_matrix", "load_float_vector", "pack_floats", "raise_for"]
+__all__ = [
+    "FLOAT_FORMATS",
+    "load_float_matrix",
+    "load_float_vector",
+    "pack_compact",
+    "pack_floats",
+    "raise_for",
+]
 
 _OUT_OF_MEMORY = -1
 _PANEL = 16
 FLOAT_FORMATS: Mapping[str, int] = {"f32": 0, "f16": 1, "bf16": 2}
+_COMPACT = 3
+"""Format of a bf16 matrix in twelve bits a weight (VOX_BF16_COMPACT of native/abi.h)."""
+_MOST_KEPT = 1 / 64
+"""Share of a matrix's columns of 16 weights that may be kept: each makes a product wait for a moment."""
+_WORTHWHILE = 0.9
+"""Share of its own bytes that a compact matrix may have."""
 _ELEMENT_TYPES: Sequence[type[np.generic]] = (np.uint32, np.uint16, np.uint16)
 
 
@@ -33,6 +46,11 @@ def load_float_matrix(
     """
     rows, columns = stored.shape if len(stored.shape) == 2 else (0, 0)
     source = _float_bytes(stored, rows * columns)
+    if stored.format == "bf16" and "compact_pack" in functions:
+        matrix, code = pack_compact(functions, source, (rows, columns), memory)
+        _check_weights(code, stored, row=code - 1)
+        if matrix is not None:
+            return matrix
     matrix, code = pack_floats(functions, FLOAT_FORMATS[stored.format], source, (rows, columns), memory)
     _check_weights(code, stored, row=code - 1)
     return matrix
@@ -80,6 +98,33 @@ def pack_floats(
     address = address_of(packed)
     code = functions["pack"](number, address_of(source), rows, columns, address)
     return FloatMatrix(number, rows, columns, packed, address), code
+
+
+def pack_compact(
+    functions: Mapping[str, Function],
+    source: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    memory: WeightMemory | None = None,
+) -> tuple[FloatMatrix | None, int]:
+    """Pack bf16 elements [rows, columns] in twelve bits each (compact_layout.h): the same values.
+
+    Returns the matrix and the code of `pack_floats`. No matrix where the weights' exponents are spread so
+    far that it would not pay; `pack_floats` then has it in its own bits.
+    """
+    rows, columns = shape
+    panels = -(-rows // _PANEL)
+    tables, kept = np.empty((panels, _PANEL), np.uint8), np.empty(panels, np.int64)
+    place = address_of(source)
+    code = functions["compact_measure"](place, rows, columns, address_of(tables), address_of(kept))
+    total = int(kept.sum())
+    size, plain = functions["compact_bytes"](rows, columns, total), 2 * _PANEL * panels * columns
+    if code != 0 or total > _MOST_KEPT * panels * columns or size > _WORTHWHILE * plain:
+        return None, code
+    packed = (memory or WeightMemory()).take(size)
+    address = address_of(packed)
+    firsts = np.cumsum(kept) - kept
+    code = functions["compact_pack"](place, rows, columns, address_of(tables), address_of(firsts), address)
+    return FloatMatrix(_COMPACT, rows, columns, packed, address), code
 
 
 def raise_for(code: int, name: str) -> None:

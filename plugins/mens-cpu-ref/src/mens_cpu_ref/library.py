@@ -19,7 +19,7 @@ from vox_plugin_api.backend import BackendError
 
 __all__ = ["ABI_VERSION", "Function", "Library", "Signatures", "load_library"]
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 _P = ctypes.c_void_p
 _W = ctypes.c_int32
@@ -52,8 +52,11 @@ _OPERATORS: Mapping[str, tuple[Any, ...]] = {
 _KERNELS_ONLY: Mapping[str, tuple[Any, ...]] = {
     "replay": (_P, _I, _P, _I, _P, _P, _P, _I, _I, _I),
     "read": (_P, _I, _P),
+    "compact_measure": (_P, _I, _I, _P, _P),
+    "compact_bytes": (_I, _I, _I),
+    "compact_pack": (_P, _I, _I, _P, _P, _P),
 }
-"""What calls operators, and what measures: no arithmetic of their own, so the reference has none of them."""
+"""What calls operators, measures, or packs closer: no arithmetic, so the reference has none of them."""
 
 Function = Callable[..., int]
 Signatures = Mapping[str, tuple[Any, ...]]

@@ -90,7 +90,8 @@ static int64_t linear_backward_part(const void* opaque, int64_t begin, int64_t e
     switch (static_cast<Format>(task.format)) {
       case Format::f32: VOX_BACKWARD(FloatRuns<F32Side>{{static_cast<const float*>(task.packed), kLanes, stride}});
       case Format::f16: VOX_BACKWARD(FloatRuns<F16Side>{{halves, kLanes, stride}});
-      default: VOX_BACKWARD(FloatRuns<Bf16Side>{{halves, kLanes, stride}});
+      case Format::bf16: VOX_BACKWARD(FloatRuns<Bf16Side>{{halves, kLanes, stride}});
+      default: VOX_BACKWARD(CompactRuns{CompactMatrix(task.packed, task.outputs, task.inputs)});
     }
   }
   switch (task.format) {

@@ -1,12 +1,11 @@
 // Products with float weights: packing, linear, embedding rows.
 #pragma once
 #include "definitions.h"
+#include "matmul_compact.h"
 #include "tile.h"
 
 namespace vox {
 namespace VOX_ISA {
-
-constexpr int64_t kGroupPanels = kTilePanels > 2 ? kTilePanels : 2;  // panels of one part
 
 // Four of a row's chunks side by side, then folded in order: how one row keeps memory busy. Four streams of
 // a few KiB each are too short for the hardware to fetch ahead, so the next four chunks are asked for here.
@@ -72,11 +71,10 @@ static int64_t linear_scratch_bytes(int64_t rows_per_part) {
   return (rows_per_part + kChunk) * kGroupPanels * kLanes * (int64_t)sizeof(float);
 }
 
-template <class Side, class Element>
-static int64_t linear_parts(const LinearTask& task, int64_t begin, int64_t end, float* scratch) {
+template <class Weight>
+static int64_t linear_parts(const LinearTask& task, const Weight& weight, int64_t begin, int64_t end, float* scratch) {
   constexpr int64_t kWidth = kGroupPanels * kLanes;
-  const int64_t inputs = task.weight.inputs, outputs = task.weight.outputs;
-  const Side weight{static_cast<const Element*>(task.weight.panels), kLanes, inputs * kLanes};
+  const int64_t outputs = task.weight.outputs;
   float* widened = scratch + task.rows_per_part * kWidth;
   int64_t fault = 0;
   for (int64_t part = begin; part < end; ++part) {
@@ -110,10 +108,16 @@ static int64_t linear_parts(const LinearTask& task, int64_t begin, int64_t end, 
 static int64_t linear_part(const void* task, int64_t begin, int64_t end, void* scratch) {
   const auto& linear = *static_cast<const LinearTask*>(task);
   auto* memory = static_cast<float*>(scratch);
+  const void* panels = linear.weight.panels;
+  const auto* halves = static_cast<const uint16_t*>(panels);
+  const int64_t inputs = linear.weight.inputs, stride = inputs * kLanes;
   switch (linear.weight.format) {
-    case Format::f32: return linear_parts<F32Side, float>(linear, begin, end, memory);
-    case Format::f16: return linear_parts<F16Side, uint16_t>(linear, begin, end, memory);
-    default: return linear_parts<Bf16Side, uint16_t>(linear, begin, end, memory);
+    case Format::f32:
+      return linear_parts(linear, F32Side{static_cast<const float*>(panels), kLanes, stride}, begin, end, memory);
+    case Format::f16: return linear_parts(linear, F16Side{halves, kLanes, stride}, begin, end, memory);
+    case Format::bf16: return linear_parts(linear, Bf16Side{halves, kLanes, stride}, begin, end, memory);
+    default:
+      return linear_parts(linear, CompactMatrix(panels, linear.weight.outputs, inputs), begin, end, memory);
   }
 }
 
@@ -200,6 +204,9 @@ static int64_t embed_part(const void* task, int64_t begin, int64_t end, void* sc
   for (int64_t r = begin; r < end; ++r) {
     if (embed.table.format == Format::f32)
       gather_row(embed.table, embed.token_ids[r], static_cast<uint32_t*>(scratch));
+    else if (embed.table.format == Format::bf16_compact)
+      gather_row(CompactMatrix(embed.table.panels, embed.table.outputs, width), width, embed.token_ids[r],
+                 static_cast<uint16_t*>(scratch));
     else
       gather_row(embed.table, embed.token_ids[r], static_cast<uint16_t*>(scratch));
     FiniteWatch watch;

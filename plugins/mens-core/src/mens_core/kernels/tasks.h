@@ -6,7 +6,7 @@ namespace vox {
 
 constexpr int64_t kPanel = 16;   // columns of a packed weight that lie side by side
 
-enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2 };
+enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2, bf16_compact = 3 };
 
 // Elementwise operators work on the flat array in parts of this many elements.
 constexpr int64_t kElementsPerPart = 1024;
@@ -20,7 +20,8 @@ struct ElementwiseTask {
   float constant;  // softcap's cap
 };
 
-// A float weight [outputs, inputs], packed [outputs / 16][inputs][16] and padded with zero outputs.
+// A float weight [outputs, inputs], packed [outputs / 16][inputs][16] and padded with zero outputs; bf16_compact as
+// compact_layout.h says.
 struct PackedWeight {
   Format format;
   const void* panels;
@@ -34,6 +35,21 @@ struct PackTask {  // parts are panels
   void* panels;
   int64_t outputs;
   int64_t inputs;
+};
+
+// Into bf16_compact: first what each panel needs, then, once it is known how many columns are kept, the panels.
+struct CompactMeasureTask {  // parts are panels
+  const void* source;  // bf16, row-major
+  int64_t outputs, inputs;
+  uint8_t* tables;  // [panels][16]
+  int64_t* kept;    // [panels]: kept columns of each
+};
+struct CompactPackTask {  // parts are panels
+  const void* source;
+  int64_t outputs, inputs;
+  const uint8_t* tables;
+  const int64_t* firsts;  // [panels]: kept columns of the panels before
+  void* packed;
 };
 
 struct WidenTask {  // parts as elementwise

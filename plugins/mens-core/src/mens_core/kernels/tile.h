@@ -9,6 +9,8 @@ namespace VOX_ISA {
 // Asks for a cache line that is read soon, into the second cache; never faults, so it may lie past the end.
 CANON void prefetch_line(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+constexpr int64_t kGroupPanels = kTilePanels > 2 ? kTilePanels : 2;  // panels of one part of a product
+
 // Right-hand sides: value (k, panel) at base + k * k_stride + panel * panel_stride, in elements.
 struct F32Side {
   static constexpr int64_t kStepsPerLine = 1;  // of k in a cache line, where k's lie side by side

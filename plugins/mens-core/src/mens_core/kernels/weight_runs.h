@@ -3,6 +3,7 @@
 //
 // Float operations are those of "Rows in float32" in docs/numerics.md, in its order.
 #pragma once
+#include "compact.h"
 #include "quant_formats.h"
 #include "quant_simd.h"
 #include "tasks.h"
@@ -200,6 +201,16 @@ struct FloatRuns {
   const float* read(int64_t panel, int64_t column, int64_t columns, float* memory) const {
     for (int64_t i = 0; i < kRun; ++i)
       f_store(memory + i * kLanes, i < columns ? side.load(column + i, panel) : f_splat(0.0f));
+    return memory;
+  }
+};
+
+struct CompactRuns {
+  CompactMatrix matrix;
+  const float* read(int64_t panel, int64_t column, int64_t columns, float* memory) const {
+    const int64_t count = columns < kRun ? columns : kRun;
+    matrix.panel(panel).read(column, column + count, memory);
+    for (int64_t i = count; i < kRun; ++i) f_store(memory + i * kLanes, f_splat(0.0f));
     return memory;
   }
 };
