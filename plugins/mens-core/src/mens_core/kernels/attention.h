@@ -2,6 +2,7 @@
 #pragma once
 #include "definitions.h"
 #include "spans.h"
+#include "transpose.h"
 
 namespace vox {
 namespace VOX_ISA {
@@ -12,23 +13,35 @@ static int64_t sequence_of(const Rows& rows, int64_t row) {
   return s;
 }
 
+// Rows of one sequence that follow one another in one block, at most four, from r on; which block and slot they begin at.
+struct AppendRun {
+  int64_t rows, block, slot;
+};
+static AppendRun append_run(const Rows& rows, int64_t r, int64_t end) {
+  const int64_t s = sequence_of(rows, r);
+  const int64_t position = rows.positions[r];
+  const int64_t last = rows.starts[s + 1] < end ? rows.starts[s + 1] : end;
+  int64_t count = 1;
+  while (count < 4 && r + count < last && rows.positions[r + count] == position + count &&
+         (position + count) % kBlock != 0)
+    ++count;
+  return {count, rows.block_tables[s * rows.blocks_per_sequence + position / kBlock], position % kBlock};
+}
+
 static int64_t kv_append_part(const void* task, int64_t begin, int64_t end, void*) {
   const auto& append = *static_cast<const KvAppendTask*>(task);
   const KvLayer& layer = append.layer;
-  const int64_t C = layer.head_dim;
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t s = sequence_of(append.rows, r);
-    const int64_t position = append.rows.positions[r];
-    const int64_t block = append.rows.block_tables[s * append.rows.blocks_per_sequence + position / kBlock];
-    const int64_t slot = position % kBlock;
+  const int64_t C = layer.head_dim, stride = layer.kv_heads * C;
+  for (int64_t r = begin; r < end;) {
+    const AppendRun run = append_run(append.rows, r, end);
     for (int64_t g = 0; g < layer.kv_heads; ++g) {
-      const float* k = append.k + (r * layer.kv_heads + g) * C;
-      const float* v = append.v + (r * layer.kv_heads + g) * C;
-      float* keys = layer.keys + (block * layer.kv_heads + g) * C * kBlock + slot;
-      float* values = layer.values + ((block * layer.kv_heads + g) * kBlock + slot) * layer.value_stride;
-      for (int64_t c = 0; c < C; ++c) keys[c * kBlock] = k[c];
-      __builtin_memcpy(values, v, (size_t)C * sizeof(float));
+      const int64_t cache = run.block * layer.kv_heads + g;
+      transpose(append.k + r * stride + g * C, stride, run.rows, C, layer.keys + cache * C * kBlock + run.slot, kBlock);
+      for (int64_t i = 0; i < run.rows; ++i)
+        __builtin_memcpy(layer.values + (cache * kBlock + run.slot + i) * layer.value_stride,
+                         append.v + (r + i) * stride + g * C, (size_t)C * sizeof(float));
     }
+    r += run.rows;
   }
   return 0;
 }
