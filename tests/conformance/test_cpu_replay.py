@@ -166,16 +166,17 @@ def test_the_models_layers_are_replayed_and_their_logits_are_the_same(library, b
     assert (both[0].replayed, both[0].refused) == (4, 0)
 
 
-def test_a_value_that_is_not_finite_is_named_as_one_by_one(library, both):
+@pytest.mark.parametrize("rows", [3, 45])
+def test_a_value_that_is_not_finite_is_named_as_one_by_one(library, both, rows):
     """Nothing of a replay counts then: the operators are called one by one, and say which rows."""
     library.set_threads(2)
     faults = []
     for ops in both:
         layers = layers_of_every_format(ops)[:2]
         cache = ops.new_kv_cache(layers=2, kv_heads=KV_HEADS, head_dim=HEAD_DIM, blocks=1)
-        x = hidden(3, 1)
+        x = hidden(rows, 1)
         x.values[1] = 3e38
-        ops.run_layers(x, layers, Sequences().step([(0, [0, 0, 0])]), cache)
+        ops.run_layers(x, layers, Sequences().step([(0, [0] * rows)]), cache)
         faults.append(ops.take_faults())
     assert faults[0] == faults[1]
     assert faults[0][0].name == "norm"

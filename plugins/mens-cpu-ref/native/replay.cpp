@@ -5,9 +5,12 @@
 #include <string.h>
 
 #include <new>
+#include <vector>
 
 #include "plan.h"
 #include "quant_abi.h"
+#include "quant_formats.h"
+#include "tasks.h"
 #include "update_abi.h"
 
 namespace {
@@ -67,6 +70,56 @@ int64_t note(const Operation& op, const Step& s) {
   }
 }
 
+// Steps of more rows than this do operators that look at rows alone, and follow one another, eight rows at a time.
+constexpr int64_t kChainedFrom = 32;
+constexpr int64_t kUnitRows = 8;
+static_assert(kUnitRows % vox::kNormRows == 0 && kUnitRows % vox::quant::kPanelRows == 0);
+
+// Parts of the operator's work that are kUnitRows rows; 0: it looks at other rows too, or its parts end within rows.
+int64_t share_of(const Operation& op) {
+  switch (op.kind) {
+    case VOX_NORM: return kUnitRows * op.a[1] / vox::kNormRows;
+    case VOX_ROPE:
+    case VOX_KV_APPEND: return kUnitRows;
+    case VOX_ADD:
+    case VOX_SILU_GATE:
+    case VOX_GELU_GATE:
+      return kUnitRows * op.a[0] % vox::kElementsPerPart == 0 ? kUnitRows * op.a[0] / vox::kElementsPerPart : 0;
+    case VOX_QUANT_ACTIVATIONS: return kUnitRows / vox::quant::kPanelRows;
+    default: return 0;
+  }
+}
+
+// Notes the operators of a recording, the works of neighbours that look at rows alone as one work.
+class Noting {
+ public:
+  Noting(vox::Plan& plan, const Step& step) : plan_(plan), step_(step) {}
+
+  int64_t add(const Operation& op) {
+    const int64_t share = step_.rows > kChainedFrom ? share_of(op) : 0;
+    if (share == 0) end_chain();
+    else if (shares_.empty()) first_ = plan_.works();
+    // Behind a chain stands no group that one could join: some of it may be what this one waits for.
+    plan_.join(op.joins != 0 && !is_behind_chain_);
+    is_behind_chain_ = false;
+    const int64_t code = note(op, step_);
+    if (share != 0) shares_.push_back(share);
+    return code;
+  }
+  void end_chain() {
+    is_behind_chain_ = shares_.size() > 1;
+    if (is_behind_chain_) plan_.chain(first_, shares_, (step_.rows + kUnitRows - 1) / kUnitRows);
+    shares_.clear();
+  }
+
+ private:
+  vox::Plan& plan_;
+  const Step& step_;
+  std::vector<int64_t> shares_;
+  size_t first_ = 0;
+  bool is_behind_chain_ = false;
+};
+
 }  // namespace
 
 extern "C" int64_t vox_replay(const int64_t* operations, int64_t count, const int64_t* buffers, int64_t rows,
@@ -76,10 +129,10 @@ extern "C" int64_t vox_replay(const int64_t* operations, int64_t count, const in
   const auto* ops = reinterpret_cast<const Operation*>(operations);
   try {
     vox::Plan plan(count);
-    for (int64_t i = 0; i < count; ++i) {
-      plan.join(ops[i].joins != 0);
-      if (const int64_t code = note(ops[i], step); code != 0) return code;
-    }
+    Noting noting(plan, step);
+    for (int64_t i = 0; i < count; ++i)
+      if (const int64_t code = noting.add(ops[i]); code != 0) return code;
+    noting.end_chain();
     return plan.run();
   } catch (const std::bad_alloc&) {
     return VOX_OUT_OF_MEMORY;

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.ops import Batch, ServedLayer
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
+from mens_cpu_ref.arrays import AddressCache, Rows, address_of, huge_zeros, new_rows
 from mens_cpu_ref.layer_recording import Recording, UnrecordableError, record
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import KvCache
@@ -21,11 +21,12 @@ _SIZES_KEPT = 64
 
 
 _MAPPED_BYTES = 1 << 20
-"""From here on a step's memory goes back to the system with it; the heap would keep it."""
+"""From here on a step's memory goes back to the system with it; the heap would keep it. In huge pages: each
+row of a product's output lies in another small one, more of them than a core keeps addresses of."""
 
 
 def _memory(size: int) -> npt.NDArray[np.uint8]:
-    return np.empty(size, np.uint8) if size < _MAPPED_BYTES else untouched_zeros(size, np.uint8)
+    return np.empty(size, np.uint8) if size < _MAPPED_BYTES else huge_zeros(size)
 
 
 class Replayer:
