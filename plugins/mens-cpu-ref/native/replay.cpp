@@ -70,9 +70,10 @@ int64_t note(const Operation& op, const Step& s) {
   }
 }
 
-// Steps of more rows than this do operators that look at rows alone, and follow one another, eight rows at a time.
+// Steps of more rows than this do operators that look at rows alone, and follow one another, sixteen rows at a time:
+// as many positions lie in a line of the keys.
 constexpr int64_t kChainedFrom = 32;
-constexpr int64_t kUnitRows = 8;
+constexpr int64_t kUnitRows = 16;
 static_assert(kUnitRows % vox::kNormRows == 0 && kUnitRows % vox::quant::kPanelRows == 0);
 
 // Parts of the operator's work that are kUnitRows rows; 0: it looks at other rows too, or its parts end within rows.
