@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 #include <vector>
@@ -70,8 +71,22 @@ KvLayer kv_layer(float* keys, float* values, int64_t kv_heads, int64_t head_dim)
   return {keys, values, kv_heads, head_dim, parts_of(head_dim, kPanel) * kPanel};
 }
 
+// The items that will be taken last in halves: a thread that finds none left waits for the other's.
+void halve_last(std::vector<AttentionItem>& items, size_t count) {
+  const size_t kept = items.size() - count;
+  for (size_t i = kept, end = items.size(); i < end; ++i) {
+    AttentionItem& item = items[i];
+    const int32_t middle = (item.first_row + item.end_row) / 2;
+    if (middle == item.first_row) continue;
+    AttentionItem first = item;
+    first.end_row = middle;
+    item.first_row = middle;
+    items.push_back(first);
+  }
+}
+
 // Cuts the step into items of at most kAttentionRows query vectors, and small enough that every
-// thread gets one. The cut changes no bit.
+// thread gets one, late positions first: they see the most. The cut changes no bit.
 std::vector<AttentionItem> attention_items(const Rows& rows, int64_t count, int64_t heads, int64_t kv_heads) {
   const int64_t group = heads / kv_heads;
   int64_t heads_per_item = group < kAttentionRows ? group : kAttentionRows;
@@ -91,6 +106,9 @@ std::vector<AttentionItem> attention_items(const Rows& rows, int64_t count, int6
                            static_cast<int32_t>(g), static_cast<int32_t>(g * group + h),
                            static_cast<int32_t>(g * group + end_head)});
         }
+  std::reverse(items.begin(), items.end());
+  const size_t last = 2 * static_cast<size_t>(threads());
+  if (threads() > 1 && items.size() > 2 * last) halve_last(items, last);
   return items;
 }
 

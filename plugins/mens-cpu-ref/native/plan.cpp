@@ -1,6 +1,9 @@
 #include "plan.h"
 
+#include <stddef.h>
 #include <string.h>
+
+#include <utility>
 
 namespace vox {
 namespace {
@@ -8,6 +11,30 @@ namespace {
 thread_local Plan* t_collecting = nullptr;
 
 constexpr int64_t kPieceBytes = 64 << 10;
+
+struct Link {
+  Work work;
+  int64_t share;  // parts of it in a unit
+};
+struct ChainTask {
+  const Link* links;
+  size_t count;
+};
+
+int64_t chain_part(const void* task, int64_t begin, int64_t end, void* scratch) {
+  const auto& chain = *static_cast<const ChainTask*>(task);
+  int64_t fault = 0;
+  for (int64_t unit = begin; unit < end; ++unit)
+    for (size_t i = 0; i < chain.count; ++i) {
+      const Link& link = chain.links[i];
+      const int64_t first = unit * link.share, last = first + link.share;
+      if (first >= link.work.parts) continue;
+      const int64_t found =
+          link.work.part(link.work.task, first, last < link.work.parts ? last : link.work.parts, scratch);
+      if (fault == 0) fault = found;
+    }
+  return fault;
+}
 
 }  // namespace
 
@@ -44,6 +71,22 @@ void Plan::add(const Work& work) {
   memcpy(task, work.task, static_cast<size_t>(work.task_bytes));
   stages_.push_back({work, joins_});
   stages_.back().work.task = task;
+}
+
+void Plan::chain(size_t first, const std::vector<int64_t>& shares, int64_t units) {
+  std::vector<Link> links;
+  int64_t nanoseconds = 0, scratch_bytes = 0;
+  for (size_t i = first; i < stages_.size(); ++i) {
+    const Work& work = stages_[i].work;
+    links.push_back({work, shares[i - first]});
+    nanoseconds += work.parts * work.nanoseconds_per_part;
+    if (work.scratch_bytes > scratch_bytes) scratch_bytes = work.scratch_bytes;
+  }
+  stages_.erase(stages_.begin() + static_cast<ptrdiff_t>(first), stages_.end());
+  const size_t count = links.size();
+  const ChainTask task{keep(std::move(links)), count};
+  joins_ = false;
+  add(Work(chain_part, &task, units, nanoseconds / units, scratch_bytes));
 }
 
 int64_t Plan::run() {

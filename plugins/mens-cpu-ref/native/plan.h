@@ -36,6 +36,10 @@ class Plan {
   void join(bool joins) { joins_ = joins; }
   // Copies the work and its task; what the task points to must outlive the plan.
   void add(const Work& work);
+  // Makes one work of those from the `first` one on: `units` parts, each of which does `shares[i]` parts of the i-th of
+  // them, one after the other. So what one leaves in a core's cache is there for the next, and nobody waits in between.
+  void chain(size_t first, const std::vector<int64_t>& shares, int64_t units);
+  size_t works() const { return stages_.size(); }
   // Keeps a task's array as long as the plan.
   template <class Element>
   const Element* keep(std::vector<Element>&& array) {

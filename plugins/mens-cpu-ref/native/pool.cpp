@@ -33,6 +33,8 @@ constexpr int64_t kInlineInPlanNanoseconds = 2000;
 constexpr int64_t kTicketsPerThread = 6;
 constexpr int64_t kLeastTicketNanoseconds = 1500;
 constexpr int64_t kMostTicketNanoseconds = 40000;
+// Work that streams no weights loses nothing where a ticket begins, and waits less for the last one.
+constexpr int64_t kMostTicketNanosecondsInCache = 20000;
 // Between two steps of a decode lie some hundred microseconds in which tokens are handed out. A thread that
 // slept through them comes late to the next step, by up to a millisecond on a busy machine.
 constexpr int64_t kDefaultSpinMicroseconds = 500;
@@ -161,9 +163,8 @@ class Pool {
 
   int64_t grain_of(const Work& work) const {
     const int64_t share = work.parts * work.nanoseconds_per_part / (count() * kTicketsPerThread);
-    const int64_t wanted = share < kLeastTicketNanoseconds  ? kLeastTicketNanoseconds
-                           : share > kMostTicketNanoseconds ? kMostTicketNanoseconds
-                                                            : share;
+    const int64_t longest = work.stream == nullptr ? kMostTicketNanosecondsInCache : kMostTicketNanoseconds;
+    const int64_t wanted = share < kLeastTicketNanoseconds ? kLeastTicketNanoseconds : share > longest ? longest : share;
     const int64_t most = (work.parts + count() - 1) / count();
     const int64_t grain = (wanted + work.nanoseconds_per_part - 1) / work.nanoseconds_per_part;
     return grain < most ? grain : most;

@@ -23,10 +23,30 @@ bool is_possible(int32_t format, int64_t rows, int64_t columns) {
 
 using vox::quant::groups_of;
 
+vox::quant::LinearTask linear_task(const vox::QuantProduct& product, int64_t rows, float* y) {
+  return {product.format, product.packed, product.outputs, product.columns,
+          reinterpret_cast<const int8_t*>(product.activations),
+          product.activations + vox::quant::activation_codes_bytes(rows, product.columns), rows, y};
+}
+int64_t spans_of(int64_t rows) { return (rows + vox::quant::kRowsPerPart - 1) / vox::quant::kRowsPerPart; }
+int64_t rows_of_part(int64_t rows) { return rows < vox::quant::kRowsPerPart ? rows : vox::quant::kRowsPerPart; }
+
+// One group is read at some 10 bytes per nanosecond, and each row costs 32 operations a column at some 200.
+int64_t part_nanoseconds(const vox::quant::LinearTask& task) {
+  return task.columns * (16 + 2 * rows_of_part(task.rows)) / 16;
+}
+
 }  // namespace
 
 namespace vox {
 const QuantKernels& quant_kernels_in_use() { return kQuant.active(); }
+
+int64_t run_gated(const QuantProduct& gate, const QuantProduct& up, bool is_silu, int64_t rows, float* out) {
+  const quant::GatedTask task = {linear_task(gate, rows, nullptr), linear_task(up, rows, nullptr), is_silu, out};
+  const int64_t gating = rows_of_part(rows) * quant::kGroupRows;
+  return run({kQuant.active().gated, &task, spans_of(rows) * groups_of(gate.outputs),
+              part_nanoseconds(task.gate) + part_nanoseconds(task.up) + gating});
+}
 }  // namespace vox
 
 extern "C" {
@@ -62,14 +82,9 @@ int64_t vox_quant_activations(int32_t block, const float* x, int64_t rows, int64
 
 int64_t vox_quant_linear(int32_t format, const uint8_t* packed, int64_t outputs, int64_t columns,
                          const uint8_t* activations, int64_t rows, float* y) {
-  const vox::quant::LinearTask task = {format, packed, outputs, columns, reinterpret_cast<const int8_t*>(activations),
-                                       activations + vox::quant::activation_codes_bytes(rows, columns), rows, y};
-  const int64_t spans = (rows + vox::quant::kRowsPerPart - 1) / vox::quant::kRowsPerPart;
-  const int64_t rows_per_part = rows < vox::quant::kRowsPerPart ? rows : vox::quant::kRowsPerPart;
-  // One group is read at some 10 bytes per nanosecond, and each row costs 32 operations a column at some 200.
-  const int64_t nanoseconds = columns * (16 + 2 * rows_per_part) / 16;
-  vox::Work work(kQuant.active().linear, &task, spans * groups_of(outputs), nanoseconds);
-  if (spans == 1) {
+  const vox::quant::LinearTask task = linear_task({format, packed, outputs, columns, activations}, rows, y);
+  vox::Work work(kQuant.active().linear, &task, spans_of(rows) * groups_of(outputs), part_nanoseconds(task));
+  if (spans_of(rows) == 1) {
     const vox::quant::Layout layout = vox::quant::layout_of(format);
     work.reads(packed, vox::quant::group_bytes(layout, columns / layout.block));
   }

@@ -3,6 +3,7 @@
 
 #include "quant_activations.h"
 #include "quant_choose.h"
+#include "quant_gated.h"
 #include "quant_linear.h"
 
 namespace vox {
@@ -16,6 +17,7 @@ const QuantKernels quant_kernels = {
     choose_floor_part,
     choose_search_part,
     greatest_part,
+    quant_gated_part,
 };
 
 }  // namespace VOX_ISA

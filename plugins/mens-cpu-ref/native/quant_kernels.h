@@ -10,6 +10,7 @@ struct QuantKernels {
   Part activations;
   Part choose_prepare, choose_bound, choose_floor, choose_search;
   Part greatest;
+  Part gated;
 };
 
 #if defined(VOX_HAS_AVX2) || defined(VOX_ISA_AVX2)

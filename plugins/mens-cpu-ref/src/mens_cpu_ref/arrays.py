@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AddressCache", "Rows", "WeightMemory", "address_of", "new_rows", "untouched_zeros"]
+__all__ = ["AddressCache", "Rows", "WeightMemory", "address_of", "huge_zeros", "new_rows", "untouched_zeros"]
 
 _FLOAT = np.dtype(np.float32)
 
@@ -58,6 +58,16 @@ def untouched_zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(memory, kind, count)
 
 
+def huge_zeros(size: int) -> npt.NDArray[np.uint8]:
+    """Return `size` zeroed bytes, page-aligned, in huge pages where the system has them."""
+    # Anonymous: taken page by page as it is written, and given back with the last array over it.
+    # Private, since Linux gives huge pages to private memory only.
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, size)
+
+
 class WeightMemory:
     """Zeroed memory for packed weights, one matrix behind the other in the order of loading.
 
@@ -77,21 +87,12 @@ class WeightMemory:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """Return `size` zeroed bytes, 64-byte aligned; they live as long as the array does."""
         if size > self._SLAB_BYTES // 4:
-            return self._mapped(size)
+            return huge_zeros(size)
         if self._taken + size > self._slab.size:
-            self._slab, self._taken = self._mapped(self._SLAB_BYTES), 0
+            self._slab, self._taken = huge_zeros(self._SLAB_BYTES), 0
         piece = self._slab[self._taken : self._taken + size]
         self._taken += -(-size // self._ALIGNMENT) * self._ALIGNMENT
         return piece
-
-    @staticmethod
-    def _mapped(size: int) -> npt.NDArray[np.uint8]:
-        # Anonymous: page-aligned, zero, taken page by page as it is written, and given back with the
-        # last array over it. Private, since Linux gives huge pages to private memory only.
-        memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, np.uint8, size)
 
 
 class AddressCache:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mens_core.ops import Batch, ServedLayer
-from mens_cpu_ref.arrays import AddressCache, Rows, address_of, new_rows, untouched_zeros
+from mens_cpu_ref.arrays import AddressCache, Rows, address_of, huge_zeros, new_rows
 from mens_cpu_ref.layer_recording import Recording, UnrecordableError, record
 from mens_cpu_ref.library import Function
 from mens_cpu_ref.matrices import KvCache
@@ -21,11 +21,8 @@ _SIZES_KEPT = 64
 
 
 _MAPPED_BYTES = 1 << 20
-"""From here on a step's memory goes back to the system with it; the heap would keep it."""
-
-
-def _memory(size: int) -> npt.NDArray[np.uint8]:
-    return np.empty(size, np.uint8) if size < _MAPPED_BYTES else untouched_zeros(size, np.uint8)
+"""From here on a step's memory is mapped, in huge pages, since each row of a product's output lies in another
+small one, more of them than a core keeps addresses of. A smaller step gives it back to the system."""
 
 
 class Replayer:
@@ -38,6 +35,7 @@ class Replayer:
         self._of: tuple[Sequence[ServedLayer], KvCache, int] | None = None
         self._recording: Recording | None = None
         self._sizes: dict[int, tuple[npt.NDArray[np.int64], int]] = {}
+        self._mapped: npt.NDArray[np.uint8] | None = None
 
     def run(self, x: Rows, layers: Sequence[ServedLayer], batch: Batch, cache: KvCache) -> Rows | None:
         """Return [N, D], or None: nothing was done that counts, and the operators must be called one by one.
@@ -52,7 +50,7 @@ class Replayer:
             return None
         out = new_rows(rows, x.values.shape[1])
         offsets, size = self._sized(recording, rows)
-        memory = _memory(size)
+        memory = self._memory(size)
         buffers = offsets + (-(-address_of(memory) // _ALIGNMENT) * _ALIGNMENT)
         buffers[0], buffers[1] = x.address, out.address
         code = self._call(recording, buffers, rows, batch, cache)
@@ -62,6 +60,15 @@ class Replayer:
                 table.reach(batch.positions)
             code = self._call(recording, buffers, rows, batch, cache)
         return out if code == 0 else None
+
+    def _memory(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return at least `size` bytes of whatever was there; the steps of a prompt have the same ones."""
+        if size < _MAPPED_BYTES:
+            self._mapped = None
+            return np.empty(size, np.uint8)
+        if self._mapped is None or self._mapped.size < size:
+            self._mapped = huge_zeros(size)
+        return self._mapped
 
     def _recorded(
         self, x: Rows, layers: Sequence[ServedLayer], batch: Batch, cache: KvCache

@@ -2,6 +2,7 @@
 #pragma once
 #include "definitions.h"
 #include "spans.h"
+#include "transpose.h"
 
 namespace vox {
 namespace VOX_ISA {
@@ -12,23 +13,35 @@ static int64_t sequence_of(const Rows& rows, int64_t row) {
   return s;
 }
 
+// Rows of one sequence that follow one another in one block, at most four, from r on; which block and slot they begin at.
+struct AppendRun {
+  int64_t rows, block, slot;
+};
+static AppendRun append_run(const Rows& rows, int64_t r, int64_t end) {
+  const int64_t s = sequence_of(rows, r);
+  const int64_t position = rows.positions[r];
+  const int64_t last = rows.starts[s + 1] < end ? rows.starts[s + 1] : end;
+  int64_t count = 1;
+  while (count < 4 && r + count < last && rows.positions[r + count] == position + count &&
+         (position + count) % kBlock != 0)
+    ++count;
+  return {count, rows.block_tables[s * rows.blocks_per_sequence + position / kBlock], position % kBlock};
+}
+
 static int64_t kv_append_part(const void* task, int64_t begin, int64_t end, void*) {
   const auto& append = *static_cast<const KvAppendTask*>(task);
   const KvLayer& layer = append.layer;
-  const int64_t C = layer.head_dim;
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t s = sequence_of(append.rows, r);
-    const int64_t position = append.rows.positions[r];
-    const int64_t block = append.rows.block_tables[s * append.rows.blocks_per_sequence + position / kBlock];
-    const int64_t slot = position % kBlock;
+  const int64_t C = layer.head_dim, stride = layer.kv_heads * C;
+  for (int64_t r = begin; r < end;) {
+    const AppendRun run = append_run(append.rows, r, end);
     for (int64_t g = 0; g < layer.kv_heads; ++g) {
-      const float* k = append.k + (r * layer.kv_heads + g) * C;
-      const float* v = append.v + (r * layer.kv_heads + g) * C;
-      float* keys = layer.keys + (block * layer.kv_heads + g) * C * kBlock + slot;
-      float* values = layer.values + ((block * layer.kv_heads + g) * kBlock + slot) * layer.value_stride;
-      for (int64_t c = 0; c < C; ++c) keys[c * kBlock] = k[c];
-      __builtin_memcpy(values, v, (size_t)C * sizeof(float));
+      const int64_t cache = run.block * layer.kv_heads + g;
+      transpose(append.k + r * stride + g * C, stride, run.rows, C, layer.keys + cache * C * kBlock + run.slot, kBlock);
+      for (int64_t i = 0; i < run.rows; ++i)
+        __builtin_memcpy(layer.values + (cache * kBlock + run.slot + i) * layer.value_stride,
+                         append.v + (r + i) * stride + g * C, (size_t)C * sizeof(float));
     }
+    r += run.rows;
   }
   return 0;
 }
@@ -63,31 +76,31 @@ struct RowState {
   bool started;
 };
 
-// scores = C128(q k) * scale, softcapped, for slots of panels [first_panel, end_panel).
+// scores = C128(q k) * scale, softcapped, for the panels of slots that some row of a tile sees.
 static void block_scores(const AttentionTask& task, const AttentionScratch& memory, int64_t rows, const float* keys,
-                         int64_t first_panel, int64_t end_panel) {
+                         const Span* spans) {
   const int64_t C = task.layer.head_dim;
   const F32Side side{keys, kBlock, kLanes};
+  const VF scale = f_splat(task.scale);
   for (int64_t r = 0; r < rows; r += kTileRows) {
     const int64_t some = rows - r < kTileRows ? rows - r : kTileRows;
-    float* scores = memory.scores + r * kBlock + first_panel * kLanes;
+    // Positions and their windows ascend from row to row.
+    const int64_t first = spans[r].low / kLanes, end = (spans[r + some - 1].high + kLanes - 1) / kLanes;
+    float* scores = memory.scores + r * kBlock;
     for (int64_t c = 0; c < C; c += kChunk)
-      tile_rows(some, end_panel - first_panel, RowsLeft{memory.q + r * C, C}, side, first_panel, c,
-                c + kChunk < C ? c + kChunk : C, scores, kBlock, Start::zero, c == 0 ? Finish::store : Finish::fold);
-  }
-  const VF scale = f_splat(task.scale);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t p = first_panel; p < end_panel; ++p) {
-      float* scores = memory.scores + r * kBlock + p * kLanes;
-      VF s = f_mul(f_load(scores), scale);
-      if (task.softcap != 0.0f) s = f_softcap(s, f_splat(task.softcap));
-      f_store(scores, s);
-    }
+      tile_rows(some, end - first, RowsLeft{memory.q + r * C, C}, side, first, c, c + kChunk < C ? c + kChunk : C,
+                scores + first * kLanes, kBlock, Start::zero, c == 0 ? Finish::store : Finish::fold);
+    for (int64_t i = 0; i < some; ++i, scores += kBlock)
+      for (int64_t p = first * kLanes; p < end * kLanes; p += kLanes) {
+        VF s = f_mul(f_load(scores + p), scale);
+        if (task.softcap != 0.0f) s = f_softcap(s, f_splat(task.softcap));
+        f_store(scores + p, s);
+      }
   }
 }
 
-// m_b, and the weights exp(s - m_b) in place of the scores.
-static float block_weights(float* scores, Span span) {
+// m_b of a row. A score that is NaN makes its weight one, and l, whatever is found here.
+static float block_most(float* scores, Span span) {
   const int64_t first = span.low / kLanes * kLanes;
   const int64_t last = (span.high + kLanes - 1) / kLanes * kLanes;
   // Masked slots of the outer panels repeat an unmasked score: the maximum can't see them.
@@ -96,14 +109,14 @@ static float block_weights(float* scores, Span span) {
   for (int64_t j = span.high; j < last; ++j) scores[j] = any;
   VF most = f_load(scores + first);
   for (int64_t j = first + kLanes; j < last; j += kLanes) most = f_max(most, f_load(scores + j));
-  float lanes[kLanes];
-  f_store(lanes, most);
-  float m = lanes[0];
-  for (int i = 1; i < kLanes; ++i) m = f_max(m, lanes[i]);
-  m = f_add(m, 0.0f);  // -0 counts as +0
+  return f_add(f_most(most), 0.0f);  // -0 counts as +0
+}
+
+// The weights exp(s - m_b) in place of the scores.
+static void block_weights(float* scores, Span span, float m) {
   const VF m_all = f_splat(m);
-  for (int64_t j = first; j < last; j += kLanes) f_store(scores + j, f_exp(f_sub(f_load(scores + j), m_all)));
-  return m;
+  for (int64_t j = span.low / kLanes * kLanes; j < span.high; j += kLanes)
+    f_store(scores + j, f_exp(f_sub(f_load(scores + j), m_all)));
 }
 
 // l_b of `Side` rows side by side; each starts and stops where its own span does.
@@ -195,7 +208,6 @@ static int64_t attend(const AttentionTask& task, const AttentionItem& item, void
     // Rows that see something of this block are consecutive: [begin, end).
     Span spans[kAttentionRows];
     int64_t begin = rows, end = 0;
-    int32_t lowest = kBlock, highest = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t first = b * kBlock;
       const int64_t low = lows[i] > first ? lows[i] - first : 0;
@@ -204,8 +216,6 @@ static int64_t attend(const AttentionTask& task, const AttentionItem& item, void
       if (low >= high) continue;
       begin = i < begin ? i : begin;
       end = i + 1;
-      lowest = spans[i].low < lowest ? spans[i].low : lowest;
-      highest = spans[i].high > highest ? spans[i].high : highest;
     }
     if (begin >= end) continue;
     const int64_t cache = (int64_t)table[b] * layer.kv_heads + item.kv_head;
@@ -215,9 +225,10 @@ static int64_t attend(const AttentionTask& task, const AttentionItem& item, void
     here.scores += begin * kBlock;
     here.o += begin * layer.value_stride;
     here.o_block += begin * layer.value_stride;
-    block_scores(task, here, count, layer.keys + cache * C * kBlock, lowest / kLanes, (highest + kLanes - 1) / kLanes);
+    block_scores(task, here, count, layer.keys + cache * C * kBlock, spans + begin);
     float m_block[kAttentionRows], l_block[kAttentionRows];
-    for (int64_t i = 0; i < count; ++i) m_block[i] = block_weights(here.scores + i * kBlock, spans[begin + i]);
+    for (int64_t i = 0; i < count; ++i) m_block[i] = block_most(here.scores + i * kBlock, spans[begin + i]);
+    for (int64_t i = 0; i < count; ++i) block_weights(here.scores + i * kBlock, spans[begin + i], m_block[i]);
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) block_sums<8>(here.scores + i * kBlock, spans + begin + i, l_block + i);
     for (; i + 4 <= count; i += 4) block_sums<4>(here.scores + i * kBlock, spans + begin + i, l_block + i);

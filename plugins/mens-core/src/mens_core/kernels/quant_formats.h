@@ -95,7 +95,7 @@ static constexpr Place place_of(Layout l, int64_t blocks, int64_t b) {
 }
 
 // What is kept of an activation block beside its int8 codes. Sums are negated: a format whose codes
-// are stored with an offset starts its integer sum at offset * -sum.
+// are stored with an offset starts its integer sum at offset * -sum. Of super-blocks Q6_K alone has an offset, 32.
 struct Block32 {
   float d;
   int32_t negative_sum;
@@ -103,8 +103,19 @@ struct Block32 {
 struct Block256 {
   float d;
   int16_t sum32[8];            // of each 32 codes; magnitude at most 4064
-  int32_t negative_sum16[16];  // of each 16 codes
+  int32_t start16[16];         // of each 16 codes: -32 times their sum
 };
+
+template <int BLOCK>
+struct BlockOfColumns {
+  using Kept = Block256;
+};
+template <>
+struct BlockOfColumns<32> {
+  using Kept = Block32;
+};
+template <int BLOCK>
+using BlockOf = typename BlockOfColumns<BLOCK>::Kept;
 
 static constexpr int64_t groups_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 // Where the lower half of a group's records lies, if the format has one: matrix behind matrix.
@@ -139,6 +150,12 @@ struct LinearTask {
   int64_t rows;
   float* y;
   Highest* highest = nullptr;  // takes what else would be written to y
+};
+// Two products of one x and as many outputs, and their gate; parts as those of LinearTask.
+struct GatedTask {
+  LinearTask gate, up;
+  bool is_silu;
+  float* out;  // [rows][outputs]
 };
 
 // The id of the greatest output of each row, of a matrix in two halves (quant_choose.h).

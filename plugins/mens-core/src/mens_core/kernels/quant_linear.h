@@ -71,7 +71,7 @@ struct CodesQ4_K {
   using Record = quant::RecordQ4_K;
   static constexpr int subs = 2, groups = 8;
   static constexpr bool has_min = true;
-  static constexpr int log2_offset = -1;
+  static constexpr bool has_offset = false;
   template <int J, int G>
   CANON Bytes codes(const uint8_t* part) {
     const Bytes pair = load_bytes(part + G * quant::kKGroupBytes);
@@ -84,7 +84,7 @@ struct CodesQ5_K {
   using Record = quant::RecordQ5_K;
   static constexpr int subs = 2, groups = 8;
   static constexpr bool has_min = true;
-  static constexpr int log2_offset = -1;
+  static constexpr bool has_offset = false;
   template <int J, int G>
   CANON Bytes codes(const uint8_t* part) {
     return insert_bits<4 - G, 16>(CodesQ4_K::codes<J, G>(part + Record::part_codes),
@@ -99,7 +99,7 @@ struct CodesQ6_K {
   using Record = quant::RecordQ6_K;
   static constexpr int subs = 4, groups = 4;
   static constexpr bool has_min = false;
-  static constexpr int log2_offset = 5;
+  static constexpr bool has_offset = true;  // 32
   template <int J, int G>
   CANON Bytes codes(const uint8_t* part) {
     const Bytes pair = load_bytes(part + Record::part_codes + ((J & 1) * 4 + G) * quant::kKGroupBytes);
@@ -208,7 +208,7 @@ static void tile256(const uint8_t* group, int64_t blocks, const quant::LinearTas
         constexpr int J = decltype(j)::value;
         const int sub = F::column_sub(i, J);
         VI sum[R];
-        for (int r = 0; r < R; ++r) sum[r] = start_of_sum<F::log2_offset>(x.block(r).negative_sum16[sub]);
+        for (int r = 0; r < R; ++r) sum[r] = i_splat(F::has_offset ? x.block(r).start16[sub] : 0);
         unroll<F::groups>([&](auto g) {
           constexpr int G = decltype(g)::value;
           prefetch_share<ahead>(part, Record::part_bytes, J * F::groups + G, F::subs * F::groups);

@@ -64,7 +64,12 @@ CANON FullBytes full_bytes(Bytes b) { return b; }
 CANON VI dot_codes(VI sum, Bytes w, int32_t a) { return {_mm512_dpbusd_epi32(sum.v, w, _mm512_set1_epi32(a))}; }
 CANON VI dot_full(VI sum, FullBytes w, int32_t a) { return dot_codes(sum, w, a); }
 
-CANON VI i_mul_add(VI a, VI b, VI c) { return {_mm512_add_epi32(_mm512_mullo_epi32(a.v, b.v), c.v)}; }
+CANON VI i_mul_add(VI a, VI b, VI c) {
+  __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(a.v, b.v), c.v);
+  // Left alone, gcc puts the products off until those of four sub-blocks wait, and spills them.
+  __asm__("" : "+v"(next));
+  return {next};
+}
 CANON VI i_load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 CANON VI i_load_i8(const uint8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 // Pairs of bytes [16][2]; sum + pair[0] * a[0] + pair[1] * a[1], `a` being two int16.
@@ -73,6 +78,12 @@ CANON Pairs load_pairs(const uint8_t* p) { return _mm512_cvtepu8_epi16(_mm256_lo
 CANON VI dot_pairs(VI sum, Pairs w, int32_t a) { return {_mm512_dpwssd_epi32(sum.v, w, _mm512_set1_epi32(a))}; }
 // -(a * b) + c with one rounding.
 CANON VF f_fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+// 16 codes of each of four rows as bytes [4][row][4], and the sums of each four.
+CANON Bytes pack_codes(VI a, VI b, VI c, VI d) {
+  return _mm512_packs_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_packs_epi32(c.v, d.v));
+}
+CANON VI sums_of_four(Bytes codes) { return {_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), codes)}; }
+CANON void store_bytes(int8_t* p, Bytes b) { _mm512_storeu_si512(p, b); }
 
 #elif defined(VOX_ISA_AVX2)
 
@@ -153,6 +164,18 @@ CANON VI dot_pairs(VI sum, Pairs w, int32_t a) {
   return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, s)), _mm256_add_epi32(sum.w, _mm256_madd_epi16(w.w, s))};
 }
 CANON VF f_fnma(VF a, VF b, VF c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v), _mm256_fnmadd_ps(a.w, b.w, c.w)}; }
+CANON Bytes pack_codes(VI a, VI b, VI c, VI d) {
+  return {_mm256_packs_epi16(_mm256_packs_epi32(a.v, b.v), _mm256_packs_epi32(c.v, d.v)),
+          _mm256_packs_epi16(_mm256_packs_epi32(a.w, b.w), _mm256_packs_epi32(c.w, d.w))};
+}
+CANON __m256i sums_of_four(__m256i codes) {
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+}
+CANON VI sums_of_four(Bytes codes) { return {sums_of_four(codes.v), sums_of_four(codes.w)}; }
+CANON void store_bytes(int8_t* p, Bytes b) {
+  _mm256_storeu_si256((__m256i*)p, b.v);
+  _mm256_storeu_si256((__m256i*)(p + 32), b.w);
+}
 
 #else  // NEON
 
@@ -219,6 +242,14 @@ CANON VI dot_pairs(VI sum, Pairs w, int32_t a) {
                                               vmull_s16(vget_high_s16(w.v[i]), vget_high_s16(s)))))
 }
 CANON VF f_fnma(VF a, VF b, VF c) { VOX_EACH(VF, vfmsq_f32(c.v[i], a.v[i], b.v[i])) }
+CANON Bytes pack_codes(VI a, VI b, VI c, VI d) {
+  VOX_EACH(Bytes, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(vcombine_s16(vmovn_s32(a.v[i]), vmovn_s32(b.v[i]))),
+                                                  vmovn_s16(vcombine_s16(vmovn_s32(c.v[i]), vmovn_s32(d.v[i]))))))
+}
+CANON VI sums_of_four(Bytes codes) { VOX_EACH(VI, vpaddlq_s16(vpaddlq_s8(vreinterpretq_s8_u8(codes.v[i])))) }
+CANON void store_bytes(int8_t* p, Bytes b) {
+  for (int i = 0; i < 4; ++i) vst1q_s8(p + 16 * i, vreinterpretq_s8_u8(b.v[i]));
+}
 #undef VOX_EACH
 
 #endif

@@ -1,7 +1,8 @@
 // Sixteen lanes of float or int32 under the names of canon.h: one kernel text for every width.
 //
 // VF and VI are one register (AVX-512), two (AVX2) or four (NEON). Only elementwise operations
-// exist: no horizontal sum, which would have an order of its own.
+// exist, and the greatest of sixteen, where it may be either zero and anything if there is a NaN: no horizontal sum, which
+// would have an order of its own.
 #pragma once
 #include <stdint.h>
 
@@ -64,6 +65,8 @@ CANON VI i_sar(VI a) {
   return {_mm512_srai_epi32(a.v, N)};
 }
 CANON VF i_to_f(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
+CANON int32_t i_most(VI a) { return _mm512_reduce_max_epi32(a.v); }
+CANON float f_most(VF a) { return _mm512_reduce_max_ps(a.v); }
 // Sixteen halves, bf16 or binary16, widened exactly.
 CANON VF f_load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(
@@ -129,6 +132,18 @@ CANON VI i_sar(VI a) {
   return {_mm256_srai_epi32(a.v, N), _mm256_srai_epi32(a.w, N)};
 }
 CANON VF i_to_f(VI a) { return {_mm256_cvtepi32_ps(a.v), _mm256_cvtepi32_ps(a.w)}; }
+CANON int32_t i_most(VI a) {
+  const __m256i eight = _mm256_max_epi32(a.v, a.w);
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+CANON float f_most(VF a) {
+  const __m256 eight = _mm256_max_ps(a.v, a.w);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 CANON __m256 widen_bf16(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
@@ -191,6 +206,12 @@ CANON VI i_sar(VI a) {
   VOX_EACH(VI, vshrq_n_s32(a.v[i], N))
 }
 CANON VF i_to_f(VI a) { VOX_EACH(VF, vcvtq_f32_s32(a.v[i])) }
+CANON int32_t i_most(VI a) {
+  return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
+}
+CANON float f_most(VF a) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+}
 CANON VF f_load_bf16(const uint16_t* p) {
   VOX_EACH(VF, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)))
 }
@@ -223,13 +244,7 @@ struct FiniteWatch {
   inline __attribute__((always_inline)) void see(VF a) {
     largest = i_max(largest, i_and(f_bits(a), i_splat(0x7FFFFFFF)));
   }
-  inline bool saw_only_finite() const {
-    int32_t lanes[kLanes];
-    i_store(lanes, largest);
-    int32_t most = 0;
-    for (int i = 0; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
-    return most < 0x7F800000;
-  }
+  inline bool saw_only_finite() const { return i_most(largest) < 0x7F800000; }
 };
 
 }  // namespace VOX_ISA
