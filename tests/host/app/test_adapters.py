@@ -150,6 +150,45 @@ async def test_an_error_of_the_worker_about_the_file_in_place_is_the_users(run):
             await held.load(load)
 
 
+@pytest.mark.parametrize("is_replaced_before", [False, True])
+def test_what_is_held_apart_is_touched_by_no_publish_and_gone_afterwards(run, store, is_replaced_before):
+    digest = store.find("tiny").digest
+    first = open_adapter(run.path)
+    with HeldAdapter(first) as held:
+        if is_replaced_before:
+            publish(run, 2, digest)
+        with held.apart() as source:
+            publish(run, 3, digest)
+            assert source.file.read_bytes() == adapter_bytes(1.0)
+            assert (source.folder, source.sha256) == (first.folder, first.sha256)
+            assert (source.file.parent / "adapter_config.json").is_file()
+        assert not source.file.parent.exists()
+    other = replace(open_adapter(run.path), origin="peft")
+    with HeldAdapter(other) as held, held.apart() as source:
+        assert source is held.source
+
+
+def test_a_publish_while_the_base_is_looked_for_is_followed(run, store, monkeypatch):
+    seen = []
+
+    def check(source, model):
+        seen.append(source.sha256)
+        if len(seen) == 1:
+            publish(run, 2, model.digest)
+            raise ModelError("checkpoint-unreadable", "the file of then has gone")
+
+    monkeypatch.setattr("vox_host.app.named_model.check_fit", check)
+    found = find_named_model(store, str(run.path))
+    assert seen == [seen[0], found.adapter.sha256] and seen[0] != seen[1]
+
+    def refuse(source, model):
+        raise ModelError("adapter-base", "it does not fit")
+
+    monkeypatch.setattr("vox_host.app.named_model.check_fit", refuse)
+    with pytest.raises(ModelError, match="it does not fit"):
+        find_named_model(store, str(run.path))
+
+
 async def test_a_publish_between_reading_and_holding_is_followed(run, store):
     source = open_adapter(run.path)
     publish(run, 2, store.find("tiny").digest)

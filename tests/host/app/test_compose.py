@@ -179,17 +179,60 @@ async def test_auto_goes_on_to_the_next_plugin_and_says_so_but_a_named_one_is_no
         python=tmp_path / "no-such-python",
         manifest=good.manifest.model_copy(update={"backend": section}),
     )
-    said = []
+    said, warned = [], []
     async with open_model(
-        settings, options(), MACHINE, candidates=[good, broken], progress=said.append
+        settings,
+        options(),
+        MACHINE,
+        candidates=[good, broken],
+        progress=said.append,
+        warn=warned.append,
     ) as opened:
         assert opened.service.info.plugin_id == "vox-scripted"
+        degraded = opened.service.info.degraded
+        assert degraded is not None and 'plugin "broken" was not used: ' in degraded
+        # Also where progress is not shown, as with --json.
+        assert degraded in warned
         failed = [r for r in opened.service.info.backends if r["status"] == "failed"]
         assert [(r["plugin_id"], r["stage"]) for r in failed] == [("broken", "start")]
     assert any("broken could not be used" in line for line in said)
     with pytest.raises(VoxError):
         async with open_model(settings, options(plugin="broken"), MACHINE, candidates=[good, broken]):
             pass
+
+
+def with_another(candidate, **backend):
+    """Return the candidate to be preferred, and another one after it whose start would be told."""
+    first = candidate.manifest.backend.model_copy(update={"priority": 500})
+    second = candidate.manifest.backend.model_copy(update=backend)
+    return [
+        replace(candidate, manifest=candidate.manifest.model_copy(update={"backend": first})),
+        replace(
+            candidate, plugin_id="other", manifest=candidate.manifest.model_copy(update={"backend": second})
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at_load", "backend", "code"),
+    [
+        # A model that one plugin refuses is not given to another one, which may not look.
+        ("bad-weights", {}, "weights-not-finite"),
+        # Canonical bits were meant: fast ones are not given in their place, whatever went wrong.
+        ("error", {"numerics": ["fast"]}, "scripted-error"),
+    ],
+)
+async def test_auto_does_not_go_on_after_the_model_s_fault_nor_from_canonical_to_fast(
+    tmp_path, at_load, backend, code
+):
+    settings = Settings(home=scripted_home(tmp_path, {"tokens": HELLO, "at_load": at_load}))
+    candidates = with_another(scripted_candidate(tmp_path), **backend)
+    said = []
+    with pytest.raises(VoxError) as caught:
+        async with open_model(settings, options(), MACHINE, candidates=candidates, progress=said.append):
+            pass
+    assert caught.value.code == code
+    assert [line for line in said if "starting" in line] == ["starting vox-scripted 1.0.0"]
 
 
 async def test_the_real_reason_is_shown_when_nothing_is_left_to_try(tmp_path):

@@ -128,7 +128,9 @@ def test_ctrl_c_is_told_by_resume_merge_and_export(
     run_to_end(a_job(tmp_path / "run", model), model)
     monkeypatch.setenv("VOX_HOME", str(tmp_path / "home"))
     opened = type("Opened", (), {"catalogue": type("C", (), {"models_dir": tmp_path / "store"})})
-    monkeypatch.setattr("vox_host.cli.adapter_options.AdapterOptions.open", lambda *_: opened)
+    monkeypatch.setattr(
+        "vox_host.cli.adapter_options.AdapterOptions.open", lambda *_: contextlib.nullcontext(opened)
+    )
     places = {"RUN": str(tmp_path / "run"), "NEW": str(tmp_path / "new")}
     assert cli.run([places.get(word, word) for word in arguments]) == 130
     said = capsys.readouterr().err

@@ -368,3 +368,48 @@ def test_a_start_that_failed_is_the_answer_to_a_named_request() -> None:
         resolve(Request(plugin="mens-torch-cuda"), a_machine(an_nvidia()), ALL, [outcome])
     assert "x_native" in dict(caught.value.facts)["reason"]
     assert "1.0.0" in caught.value.message
+
+
+def with_numerics(candidate: Candidate, *numerics: str) -> Candidate:
+    assert candidate.manifest is not None
+    backend = candidate.manifest.backend.model_copy(update={"numerics": list(numerics)})
+    return replace(candidate, manifest=candidate.manifest.model_copy(update={"backend": backend}))
+
+
+CANONICAL = with_numerics(CPU, "canonical")
+ECHO = with_numerics(a_candidate("a-echo"), "fast")
+
+
+@pytest.mark.parametrize("outcomes", [[], [a_failed_start("mens-cpu-ref", "exited")]])
+def test_auto_never_takes_fast_numerics_where_another_plugin_has_canonical_ones(
+    outcomes: list[StageRecord],
+) -> None:
+    found = [ECHO, CANONICAL]
+    if outcomes:
+        with pytest.raises(NoCandidateError) as caught:
+            resolve(Request(), a_machine(), found, outcomes)
+        assert dict(caught.value.facts)["a-echo"] == 'has no "canonical" numerics; it has fast'
+        assert "--numerics fast" in str(caught.value.remedy)
+    else:
+        resolution = resolve(Request(), a_machine(), found)
+        assert (resolution.chosen, resolution.degraded_reason) == (CANONICAL, None)
+    # Who asks gets it, and so does who has nothing else.
+    assert resolve(Request(numerics="fast"), a_machine(), found, outcomes).chosen is ECHO
+    assert resolve(Request(plugin="a-echo"), a_machine(), found, outcomes).chosen is ECHO
+    assert resolve(Request(), a_machine(), [ECHO]).chosen is ECHO
+
+
+def test_a_start_that_failed_is_told_on_whatever_lane_auto_goes_on() -> None:
+    other = with_numerics(a_candidate("vox-other"), "canonical")
+    outcome = a_failed_start("mens-cpu-ref", "exited")
+    resolution = resolve(Request(), a_machine(), [CANONICAL, other], [outcome])
+    assert (resolution.chosen, resolution.failed) == (other, ("mens-cpu-ref",))
+    reason = 'running on the CPU, by vox-other; plugin "mens-cpu-ref" was not used: exited'
+    assert resolution.degraded_reason == reason
+
+
+def test_fast_numerics_beside_a_plugin_that_cannot_be_read_are_degraded() -> None:
+    on_gpu = with_numerics(a_candidate("vox-echo", lane="cuda"), "fast")
+    assert "vox-broken" in str(resolve(Request(), a_machine(), [on_gpu, BROKEN]).degraded_reason)
+    canonical = with_numerics(on_gpu, "canonical")
+    assert resolve(Request(), a_machine(), [canonical, BROKEN]).degraded_reason is None

@@ -34,6 +34,7 @@ from vox_host.models.verifying import verify_files
 from vox_host.resolution import AUTO, Candidate, Request, Resolution, Stage, StageRecord, resolve
 from vox_host.settings import Settings
 from vox_host.workers import LaunchPlan, Limits, Supervisor, Worker
+from vox_host.workers.failures import blames_what_was_named
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
@@ -95,7 +96,8 @@ async def open_model(
     """Start the plugin that fits, load the model, and hand out the service; everything ends with the block.
 
     A named plugin is used or refused. `auto` tries the next candidate when one can't start, and
-    says so; a plugin whose bytes have changed stops everything.
+    warns of it; a plugin whose bytes have changed stops everything, and so does a model or an adapter
+    that is at fault itself.
 
     Raises:
         VoxError: no model, no plugin, bytes that differ, a worker that can't load it; nothing is left.
@@ -242,6 +244,8 @@ class _Start:
                 raise
             except VoxError as failure:
                 if self.options.plugin != AUTO or self._is_the_tokenizers(failure):
+                    raise
+                if blames_what_was_named(failure):
                     raise
                 last_failure, failed = failure, chosen.plugin_id
                 self._note(chosen, _stage_of(failure), "failed", failure.code, failure.message)

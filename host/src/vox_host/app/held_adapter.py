@@ -1,23 +1,27 @@
-"""An adapter's file, held open while its model is served.
+"""An adapter's file, held open while its model is served, merged or exported.
 
 A run that is being trained gets new adapters under the same name. What was opened is what is
-served until the end, also by a worker that is started in place of another: where the file at the
-path is another one by then, the worker is given a copy of the one that is held.
+used until the end, also by a worker that is started in place of another: where the file at the
+path is another one by then, the worker is given a copy of the one that is held. What reads the file
+at several moments has it in a folder of its own from the start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
 from vox_host.errors import ModelError, VoxError
+from vox_host.runs.layout import ADAPTER_CONFIG
 from vox_host.runs.open import open_adapter
 from vox_host.runs.source import AdapterSource
 from vox_plugin_api.messages import AdapterParams
@@ -82,6 +86,34 @@ class HeldAdapter:
         with tempfile.NamedTemporaryFile(prefix="vox-adapter-", suffix=".safetensors") as copy:
             await asyncio.to_thread(self._copy_to, Path(copy.name))
             return await load(params.model_copy(update={"file": copy.name}))
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[AdapterSource]:
+        """Give out the adapter with its files where no publish touches them, until the block ends.
+
+        A run's alone: what lies in other folders is published by nobody of ours.
+        """
+        if self.source.origin != "run":
+            yield self.source
+            return
+        with tempfile.TemporaryDirectory(prefix="vox-adapter-") as folder:
+            file = Path(folder) / self.source.file.name
+            self._put_at(file)
+            # The same in every adapter of a run; a publish moves it from the first place to the second.
+            for place in (self.source.file.parent, self.source.folder):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(place / ADAPTER_CONFIG, file.parent / ADAPTER_CONFIG)
+                    break
+            yield replace(self.source, file=file)
+
+    def _put_at(self, path: Path) -> None:
+        # A link costs nothing, where the system makes one and it is of the file that is held.
+        with contextlib.suppress(OSError):
+            os.link(self.source.file, path)
+            if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
+                return
+            path.unlink()
+        self._copy_to(path)
 
     def _is_in_place(self) -> bool:
         try:

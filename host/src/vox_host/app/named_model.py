@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vox_host.app.adapter_fit import check_fit
-from vox_host.errors import IntegrityError, UsageError
+from vox_host.errors import IntegrityError, ModelError, UsageError, VoxError
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
 from vox_host.quoted import quoted
@@ -14,6 +14,8 @@ from vox_host.runs.open import is_adapter_folder, open_adapter
 from vox_host.runs.source import AdapterSource
 
 __all__ = ["NamedModel", "find_named_model", "find_stored_model"]
+
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,28 @@ def find_named_model(catalogue: Catalogue, text: str, *, base: str | None = None
                 f"{path} holds a model, no adapter; nothing was started",
                 remedy=f"`vox-host model import {quoted(path)}`, then serve it by its name.",
             )
+        return _with_its_base(catalogue, path, base)
+    return NamedModel(catalogue.find(text))
+
+
+def _with_its_base(catalogue: Catalogue, path: Path, base: str | None) -> NamedModel:
+    """Return the adapter in a folder and the model it lies on; a publish meanwhile is followed."""
+    for _ in range(_TRIES):
         source = open_adapter(path)
         model = _base_of(catalogue, source, base)
-        check_fit(source, model)
+        try:
+            check_fit(source, model)
+        except VoxError:
+            latest = open_adapter(path)
+            if (latest.file, latest.sha256) == (source.file, source.sha256):
+                raise
+            continue
         return NamedModel(model, source)
-    return NamedModel(catalogue.find(text))
+    raise ModelError(
+        "run-busy",
+        f"the adapter of {path} changed each of the {_TRIES} times that it was read; nothing was started",
+        remedy="Try again.",
+    )
 
 
 def find_stored_model(catalogue: Catalogue, text: str, *, what: str) -> InstalledModel:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vox_host.app.held_adapter import HeldAdapter
 from vox_host.app.named_model import find_named_model
 from vox_host.cli.output import print_warning
 from vox_host.discovery import discover
@@ -77,8 +79,9 @@ class AdapterOptions:
         int | None, typer.Option("--threads", min=1, help="CPU threads; default: all usable.")
     ] = None
 
-    def open(self, run: str) -> Opened:
-        """Read the adapter's configuration and find its base; no weight is read.
+    @contextmanager
+    def open(self, run: str) -> Iterator[Opened]:
+        """Read the adapter's configuration and find its base; what was found is held until the block ends.
 
         Raises:
             VoxError: one of them is not there, or not right.
@@ -98,12 +101,13 @@ class AdapterOptions:
             )
         for note in named.adapter.notes:
             print_warning(note)
-        return Opened(
-            settings=settings,
-            catalogue=catalogue,
-            source=named.adapter,
-            base=named.base,
-            plugin=self.plugin,
-            dtype=_DTYPES[self.dtype],
-            threads=self.threads,
-        )
+        with HeldAdapter(named.adapter) as held, held.apart() as source:
+            yield Opened(
+                settings=settings,
+                catalogue=catalogue,
+                source=source,
+                base=named.base,
+                plugin=self.plugin,
+                dtype=_DTYPES[self.dtype],
+                threads=self.threads,
+            )

@@ -80,13 +80,19 @@ def export(
     if Path(run).is_dir():
         # Else what is wrong with RUN is to be said first.
         refuse_target(out, making)
-    opened = options.open(run)
-    say: Say = (lambda _: None) if json else print_progress
+    with options.open(run) as opened:
+        _export_opened(opened, out, making, to, is_merged=merged, as_json=json)
+
+
+def _export_opened(
+    opened: Opened, out: Path, making: Making, to: str, *, is_merged: bool, as_json: bool
+) -> None:
+    say: Say = (lambda _: None) if as_json else print_progress
     with told_when_stopped(lambda: stands_text(out)):
         with whole_folder(out, making) as folder:
-            result = _write(opened, folder, to, is_merged=merged, say=say)
+            result = _write(opened, folder, to, is_merged=is_merged, say=say)
             if to != "hf":  # which is a model folder, and has them
-                what = "The merged model" if merged else "The adapter"
+                what = "The merged model" if is_merged else "The adapter"
                 base = f"{opened.base.name} (sha256:{opened.base.digest})"
                 write_terms(
                     opened.base, folder, f"{what} {opened.source.name} of {base}, written by vox-host."
@@ -94,7 +100,7 @@ def export(
             files = sorted(path.name for path in folder.iterdir())
         for warning in result.warnings if result is not None else ():
             print_warning(warning)
-        if json:
+        if as_json:
             facts = {"to": to, "out": str(out), "base": opened.base.name, "files": files}
             print_json(facts | ({"merged": result.model_dump(mode="json")} if result is not None else {}))
             return

@@ -62,20 +62,24 @@ def merge(
         )
     if out is not None:
         refuse_target(out)
-    opened = options.open(run)
+    with options.open(run) as opened:
+        _merge_opened(opened, out, name, as_json=json)
+
+
+def _merge_opened(opened: Opened, out: Path | None, name: str | None, *, as_json: bool) -> None:
     if name is not None and (opened.catalogue.models_dir / check_name(name)).exists():
         raise UsageError(
             "model-exists",
             f"the store has a model named {name!r}; nothing was done",
             remedy=f"Choose another name, or `vox-host model remove {name}` first.",
         )
-    say: Callable[[str], None] = (lambda _: None) if json else print_progress
+    say: Callable[[str], None] = (lambda _: None) if as_json else print_progress
     stored = None if name is None else opened.catalogue.models_dir / name
     with told_when_stopped(lambda: stands_text(out, stored)):
         merged, facts = _merge(opened, out, name, say)
         for warning in merged.warnings:
             print_warning(warning)
-        if json:
+        if as_json:
             print_json(facts)
             return
         report_merge(merged)

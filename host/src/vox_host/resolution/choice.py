@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vox_host.errors import IntegrityError, NoCandidateError, UsageError, VoxError
 from vox_host.resolution.candidate import AUTO, Candidate, Request, StageRecord
 from vox_host.resolution.known import why_not_here
-from vox_host.resolution.stages import PROBES, records_of
+from vox_host.resolution.stages import AFTER_START, PROBES, records_of
 
 if TYPE_CHECKING:
     from vox_host.hardware.record import Machine
@@ -24,9 +24,10 @@ class Resolution:
     chosen: Candidate
     records: tuple[StageRecord, ...]
     degraded_reason: str | None
-    """Set where `auto` landed on the CPU although something faster was meant to run."""
+    """Set where `auto` landed on the CPU although something faster was meant to run, and where a plugin
+    that it tried first could not be used."""
     failed: tuple[str, ...] = ()
-    """The accelerator plugins that `degraded_reason` is about."""
+    """The plugins that `degraded_reason` is about."""
     warnings: tuple[str, ...] = ()
     """What must be said aloud about the chosen plugin."""
 
@@ -43,6 +44,8 @@ def resolve(
     """Return the candidate to start.
 
     `outcomes` are the failures of earlier attempts to start (stages start, self-test, health).
+    `auto` never takes a plugin without canonical numerics where another one that was found has them,
+    fit to run or not: bits of another kind are given to who asks for them or names the plugin.
 
     Raises:
         NoCandidateError: nothing fits, or the named plugin doesn't; one fact per candidate.
@@ -71,8 +74,8 @@ def resolve(
         chosen = fitting[0]
     reason: str | None = None
     failed: tuple[str, ...] = ()
-    if request.plugin == AUTO and chosen.lane == "cpu":
-        reason, failed = _why_degraded(machine, ordered, failures)
+    if request.plugin == AUTO:
+        reason, failed = _why_degraded(request, machine, chosen, ordered, failures)
     warnings = tuple(
         record.detail
         for record in records
@@ -93,9 +96,21 @@ def explain(
 ) -> tuple[StageRecord, ...]:
     """Return one record per candidate and stage, in the order of preference."""
     records: list[StageRecord] = []
+    settled = _with_numerics(request, candidates)
     for candidate in sorted(candidates, key=_preference):
-        records.extend(records_of(request, machine, candidate, outcomes))
+        records.extend(records_of(settled, machine, candidate, outcomes))
     return tuple(records)
+
+
+def _with_numerics(request: Request, candidates: Sequence[Candidate]) -> Request:
+    """Return what `auto` means where no numerics are asked for: canonical ones, if any plugin has them."""
+    if request.plugin == AUTO and request.numerics is None and any(map(_is_canonical, candidates)):
+        return replace(request, numerics="canonical")
+    return request
+
+
+def _is_canonical(candidate: Candidate) -> bool:
+    return candidate.manifest is not None and "canonical" in candidate.manifest.backend.numerics
 
 
 def _preference(candidate: Candidate) -> tuple[int, int, str, str]:
@@ -107,17 +122,28 @@ def _preference(candidate: Candidate) -> tuple[int, int, str, str]:
 
 
 def _why_degraded(
-    machine: Machine, ordered: Sequence[Candidate], failures: dict[str, StageRecord]
+    request: Request,
+    machine: Machine,
+    chosen: Candidate,
+    ordered: Sequence[Candidate],
+    failures: dict[str, StageRecord],
 ) -> tuple[str | None, tuple[str, ...]]:
+    is_on_cpu = chosen.lane == "cpu"
     reasons = []
     failed = []
     for candidate in ordered:
         record = failures.get(candidate.plugin_id)
-        if record is None or candidate.lane == "cpu":
+        if record is None:
             continue
-        failed.append(candidate.plugin_id)
-        reasons.append(f'plugin "{candidate.plugin_id}" was not used: {record.detail}')
-    if not reasons:
+        # One that was started and failed was to be used. Of the others an accelerator's, and one that might
+        # have had canonical numerics, if only it could be read.
+        was_meant = is_on_cpu and candidate.lane != "cpu"
+        was_meant |= candidate.manifest is None and not _is_canonical(chosen)
+        was_meant &= record.code != "numerics-missing" or request.numerics is not None
+        if was_meant or record.stage in AFTER_START:
+            failed.append(candidate.plugin_id)
+            reasons.append(f'plugin "{candidate.plugin_id}" was not used: {record.detail}')
+    if is_on_cpu and not reasons:
         idle = [d.name for d in machine.devices if d.is_visible]
         if idle:
             reasons.append(f"{', '.join(idle)} is here, but no plugin for it is installed")
@@ -126,7 +152,8 @@ def _why_degraded(
         reasons += [p.detail for p in machine.problems if p.source in accelerators and not idle]
     if not reasons:
         return None, ()
-    return f"running on the CPU; {'; '.join(reasons)}", tuple(failed)
+    where = "the CPU" if is_on_cpu else f"lane {chosen.described_lane}"
+    return f"running on {where}, by {chosen.plugin_id}; {'; '.join(reasons)}", tuple(failed)
 
 
 def named_plugin(candidates: Sequence[Candidate], plugin: str, os: str) -> Candidate:
@@ -182,7 +209,8 @@ def _named_refused(candidate: Candidate, record: StageRecord) -> VoxError:
 def _nothing_fits(
     request: Request, ordered: Sequence[Candidate], failures: dict[str, StageRecord]
 ) -> NoCandidateError:
-    numerics = () if request.numerics is None else (request.numerics,)
+    settled = _with_numerics(request, ordered)
+    numerics = () if settled.numerics is None else (settled.numerics,)
     asked = ", ".join((request.capability, *request.also, *numerics))
     facts: list[tuple[str, Any]] = [("request", asked)]
     facts += [(c.plugin_id, failures[c.plugin_id].detail) for c in ordered]
@@ -193,9 +221,13 @@ def _nothing_fits(
             facts=facts,
             remedy="Install one: vox-host plugin install --path SOURCE",
         )
+    remedy = "vox-host plugin explain shows every stage; vox-host doctor shows the machine."
+    others = [r for r in failures.values() if r.code == "numerics-missing" and r.remedy is not None]
+    if request.numerics is None and others:
+        remedy = f"{others[0].remedy} {remedy}"
     return NoCandidateError(
         "no-candidate",
         f'no installed plugin can run "{request.capability}" here; nothing was started',
         facts=facts,
-        remedy="vox-host plugin explain shows every stage; vox-host doctor shows the machine.",
+        remedy=remedy,
     )

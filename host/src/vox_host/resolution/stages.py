@@ -15,9 +15,10 @@ from vox_plugin_api.messages import PROTOCOL_MAX, PROTOCOL_MIN
 if TYPE_CHECKING:
     from vox_host.hardware.record import Device, Machine
 
-__all__ = ["PROBES", "platform_refusal", "records_of"]
+__all__ = ["AFTER_START", "PROBES", "platform_refusal", "records_of"]
 
-_AFTER_START: tuple[Stage, ...] = ("start", "self-test", "health")
+AFTER_START: tuple[Stage, ...] = ("start", "self-test", "health")
+"""What is known once a plugin was started."""
 
 
 def records_of(
@@ -51,7 +52,7 @@ def _judge(
     if stage == "found":
         notes = "".join(f"; {note}" for note in candidate.notes)
         return _record(candidate, stage, "passed", "found", f"{candidate.location}{notes}")
-    if stage in _AFTER_START:
+    if stage in AFTER_START:
         for outcome in outcomes:
             if outcome.plugin_id == candidate.plugin_id and outcome.stage == stage:
                 return replace(outcome, version=candidate.version)
@@ -83,7 +84,8 @@ def _judge_manifest(request: Request, candidate: Candidate, manifest: Manifest) 
     if request.numerics is not None and request.numerics not in backend.numerics:
         offered = ", ".join(backend.numerics)
         detail = f'has no "{request.numerics}" numerics; it has {offered}'
-        return _record(candidate, "manifest", "failed", "numerics-missing", detail)
+        remedy = f"Ask for what {candidate.plugin_id} has: --numerics {backend.numerics[0]}."
+        return _record(candidate, "manifest", "failed", "numerics-missing", detail, remedy)
     detail = f"lane {backend.lane}, numerics {', '.join(backend.numerics)}"
     return _record(candidate, "manifest", "passed", "manifest-valid", detail)
 

@@ -12,6 +12,7 @@ from vox_host.workers.process import Exit, WorkerProcess
 from vox_plugin_api import messages as m
 
 __all__ = [
+    "blames_what_was_named",
     "ended_too_often",
     "from_worker_error",
     "not_ended",
@@ -56,6 +57,20 @@ _BLAME_THE_MODEL = (
     "index-",
     "shard",
 )
+
+
+_ANOTHER_MAY_READ = frozenset({"config-unsupported", "weights-format"})
+"""What one plugin has no code for, another one may run."""
+
+
+def blames_what_was_named(failure: VoxError) -> bool:
+    """Whether the model or the adapter is at fault, so that no other plugin is to be tried with it.
+
+    One that does not look would answer with what another one refused.
+    """
+    if isinstance(failure, ModelError):
+        return failure.code not in _ANOTHER_MAY_READ
+    return isinstance(failure, UsageError) and failure.code.startswith("adapter-")
 
 
 def start_remedy(plan: LaunchPlan, stage: str | None) -> str | None:
