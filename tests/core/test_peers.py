@@ -6,7 +6,10 @@ import os
 import queue
 import signal
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -23,6 +26,7 @@ from mens_core.ops import Fault
 from mens_core.peers import meeting, team
 from mens_core.peers.member import Member
 from mens_core.peers.messages import Alive, Broke, Done, End, Joined, Load, Work
+from mens_core.peers.ranks import facts_of_rank
 from mens_core.peers.sharing import shares
 from mens_core.peers.wire import PeerSetup, Place
 from mens_core.step_gradients import Gradients
@@ -327,6 +331,39 @@ def test_a_rank_computes_nothing_with_values_that_rank_0_does_not_hold(tmp_path)
     (broke,) = said_by_a_rank(tmp_path, None, work)
     assert (broke.number, broke.error.code) == (3, "peer-differs")
     assert broke.error.facts == {"expected": "ab" * 32, "found": ""}
+
+
+def test_what_must_be_the_same_on_every_rank_is_named(model_dir):
+    backend = loaded(model_dir)
+    model = backend._served.loaded.model
+    facts = facts_of_rank(backend.info, model, model.ops, "cd" * 32)
+    assert list(facts) == ["plugin", "lane", "numerics", "model_digest", "logits_digest"]
+    assert facts["plugin"] == "mens-test 1.0.0" and facts["model_digest"] == "cd" * 32
+    other = facts_of_rank(replace(backend.info, plugin_version="1.0.1"), model, model.ops, "cd" * 32)
+    assert {name for name in facts if facts[name] != other[name]} == {"plugin"}
+
+
+def test_the_ranks_load_the_base_alone_whatever_adapter_is_served(model_dir, monkeypatch):
+    backend, asked = loaded(model_dir), []
+
+    def start(peers, devices, load, *_):
+        asked.append(load)
+        raise BackendError("peer-lost", "stopped here")
+        yield
+
+    monkeypatch.setattr(team.Team, "start", start)
+    backend._loaded_with = backend._loaded_with.model_copy(update={"adapter": "in service"})
+    assert failure(backend.train_begin(NEW.model_copy(update={"devices": 2}))).code == "peer-lost"
+    assert asked[0].model.model_digest == "cd" * 32 and asked[0].model.adapter is None
+
+
+def test_a_rank_that_ends_before_it_joins_is_lost_and_one_that_joined_speaks_for_itself():
+    ended = SimpleNamespace(poll=lambda: -9)
+    with pytest.raises(BackendError, match="rank 2 of the training ended with signal 9 before it had joined"):
+        meeting._refuse_the_dead({2: ended}, {}, time.monotonic() + 60, 3)
+    meeting._refuse_the_dead({2: ended}, {2: None}, time.monotonic() + 60, 3)
+    with pytest.raises(BackendError, match=r"of 3 ranks of the training, 1 did not join"):
+        meeting._refuse_the_dead({}, {2: None}, time.monotonic() - 1, 3)
 
 
 def test_a_self_test_without_a_case_is_no_self_test(model_dir, tmp_path, monkeypatch):

@@ -17,14 +17,10 @@ def score_examples(
     ops: TrainingOps,
     examples: Sequence[Example],
     *,
-    first: int = 0,
     micro_batch_size: int | None,
     digests: bool,
 ) -> Generator[None, None, list[Score]]:
-    """Return each example's score, yielding on the way.
-
-    Args:
-        first: number of the first of these examples in the request.
+    """Return each example's score, yielding on the way; no score depends on an example's number.
 
     Raises:
         BackendError: `non-finite`.
@@ -33,7 +29,7 @@ def score_examples(
     for together in cut(examples, micro_batch_size, ops.rows_at_once):
         micro = pack(
             examples[together.start : together.stop],
-            first + together.start,
+            together.start,
             whole=digests,
             logit_rows=ops.logit_rows_at_once,
         )

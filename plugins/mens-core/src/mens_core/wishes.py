@@ -68,8 +68,6 @@ def read_logits(ops: Ops, logits: Any, wishes: Sequence[Wish]) -> list[Reading]:
     scores, faults = _scored(ops, logits, wishes)
     tokens: dict[int, int] = {}
     for i, wish in enumerate(wishes):
-        if i in faults:
-            continue
         if wish.penalty is not None:
             ids, repetition, subtract = wish.penalty
             ops.penalise(logits, wish.row, ids, repetition=repetition, subtract=subtract)

@@ -182,7 +182,6 @@ class Member:
             self._model,
             self._ops,
             examples,
-            first=ask.first,
             micro_batch_size=self._ask.micro_batch_size,
             digests=ask.logits_digest,
         )
