@@ -35,6 +35,9 @@ static void linear_one_row(const float* x, int64_t inputs, const Side& weight, i
   f_store(out, total);
 }
 
+// Up to so many rows 16 bits are widened anew for each few of them; more share them as floats.
+constexpr int64_t kFewRows = 4 * kTileRows;
+
 // Rows [first, last) of the outputs in `panels` panels, into a tile of kGroupPanels * 16 columns.
 template <class Side>
 static void linear_group(const LinearTask& task, const Side& weight, int64_t panel, int64_t panels, int64_t first,
@@ -46,7 +49,7 @@ static void linear_group(const LinearTask& task, const Side& weight, int64_t pan
       linear_one_row(task.x + first * inputs, inputs, weight, panel + p, tile_out + p * kLanes);
     return;
   }
-  const bool widen = task.weight.format != Format::f32 && last - first > kTileRows;
+  const bool widen = task.weight.format != Format::f32 && last - first > kFewRows;
   for (int64_t k = 0; k < inputs; k += kChunk) {
     const int64_t end = k + kChunk < inputs ? k + kChunk : inputs;
     const Finish finish = k == 0 ? Finish::store : Finish::fold;
