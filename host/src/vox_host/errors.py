@@ -40,12 +40,20 @@ class VoxError(Exception):
         *,
         facts: Sequence[tuple[str, Any]] = (),
         remedy: str | None = None,
+        in_text: int | None = None,
     ) -> None:
+        """Make an error.
+
+        Args:
+            in_text: how many of the facts are spelled out for a reader; the others are counted there, and are
+                in the data. None: all.
+        """
         super().__init__(message)
         self.code = code
         self.message = message
         self.facts = tuple(facts)
         self.remedy = remedy
+        self.in_text = in_text
 
     def as_dict(self) -> dict[str, Any]:
         """Return the error as JSON-ready data: code, message, facts, remedy."""

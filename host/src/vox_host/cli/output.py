@@ -113,6 +113,9 @@ def render_error(error: VoxError) -> str:
     """Return an error as text: what failed, the facts in aligned rows, the next command."""
     lines = [f"error[{error.code}]: {error.message}"]
     facts = [(name, value) for name, value in error.facts if value not in ("", [], (), {})]
+    if error.in_text is not None and len(facts) > error.in_text:
+        left = len(facts) - error.in_text
+        facts = [*facts[: error.in_text], ("and", f"{left} more, which the same command lists with --json")]
     width = max((len(name) for name, _ in facts), default=0)
     for name, value in facts:
         # Lines of a log stay lines; any other list is read in one.

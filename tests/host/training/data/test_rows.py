@@ -7,8 +7,9 @@ import tracemalloc
 
 import pytest
 
+from vox_host.cli.output import render_error
 from vox_host.errors import UsageError
-from vox_host.training.data import read_rows
+from vox_host.training.data import problems, read_rows
 from vox_host.training.data.formats import Continuation, Conversation, PlainText
 
 USER = {"role": "user", "content": "hi"}
@@ -165,13 +166,26 @@ def test_every_bad_row_is_said_at_once_in_the_order_of_lines(write):
     assert len(rows) == 2
 
 
-def test_very_many_bad_rows_are_counted_and_the_first_are_shown(write):
-    rows = read_rows(write(*[b"{"] * 2500))
-    assert (rows.problem_count, len(rows.problems)) == (2500, 1000)
+@pytest.mark.parametrize(("count", "left"), [(20, None), (21, "1 more"), (2500, "2480 more")])
+def test_of_many_bad_rows_a_text_has_the_first_and_how_many_more_and_the_data_all(write, count, left):
+    with pytest.raises(UsageError) as caught:
+        read_rows(write(*[b"{"] * count)).check()
+    names = [f"line {n}" for n in range(1, count + 1)]
+    assert list(caught.value.as_dict()["facts"]) == names
+    first, *lines, remedy = render_error(caught.value).splitlines()
+    assert f"{count} rows are not fit" in first and "Repair" in remedy
+    if left is not None:
+        assert lines.pop().split() == ["and", *f"{left}, which the same command lists with --json".split()]
+    assert [" ".join(line.split()[:2]) for line in lines] == names[:20]
+
+
+def test_what_is_wrong_is_kept_of_so_many_rows_and_the_others_are_counted(write, monkeypatch):
+    monkeypatch.setattr(problems, "_KEPT", 30)
+    rows = read_rows(write(*[b"{"] * 50))
+    assert (rows.problem_count, len(rows.problems)) == (50, 30)
     with pytest.raises(UsageError) as caught:
         rows.check()
-    assert caught.value.facts[-1] == ("and", "2400 more")
-    assert [name for name, _ in caught.value.facts[:-1]] == [f"line {n}" for n in range(1, 101)]
+    assert caught.value.facts[-1] == ("beyond these", "20 more, counted alone")
 
 
 def test_blank_lines_behind_the_last_row_are_no_rows(write):

@@ -11,8 +11,8 @@ from vox_host.errors import UsageError
 
 __all__ = ["Problem", "Problems", "data_error"]
 
-_KEPT = 1000
-_SHOWN = 100
+_KEPT = 100_000
+_IN_TEXT = 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,7 +26,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """The problems of a file: all are counted, the first thousand are kept."""
+    """The problems of a file: all are counted, the first hundred thousand are kept."""
 
     kept: list[Problem] = field(default_factory=list)
     count: int = 0
@@ -43,21 +43,25 @@ class Problems:
 
 
 def data_error(path: Path, problems: Problems) -> UsageError:
-    """Return the error that shows every problem of `path` with its line, before anything is trained."""
-    shown = sorted(problems.kept)[:_SHOWN]
-    facts: list[tuple[str, object]] = [(f"line {problem.line}", problem.what) for problem in shown]
-    if problems.count > len(shown):
-        facts.append(("and", f"{problems.count - len(shown)} more"))
+    """Return the error that has every problem of `path` with its line, before anything is trained.
+
+    A text shows the first twenty.
+    """
+    kept = sorted(problems.kept)
+    facts: list[tuple[str, object]] = [(f"line {problem.line}", problem.what) for problem in kept]
+    if problems.count > len(kept):
+        facts.append(("beyond these", f"{problems.count - len(kept)} more, counted alone"))
     rows = f"{counted(problems.count, 'row')} {agreeing(problems.count, 'is', 'are')}"
     return UsageError(
         "data-rows-bad",
         f"{rows} not fit to be trained on in {path}; nothing was trained",
         facts=facts,
-        remedy=_remedy(shown),
+        remedy=_remedy(kept),
+        in_text=_IN_TEXT,
     )
 
 
-def _remedy(shown: Iterable[Problem]) -> str:
-    if any("--max-length" in problem.what for problem in shown):
+def _remedy(problems: Iterable[Problem]) -> str:
+    if any("--max-length" in problem.what for problem in problems):
         return "Repair or remove these rows, or raise --max-length where only the length is wrong."
     return "Repair or remove these rows."
