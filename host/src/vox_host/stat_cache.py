@@ -14,7 +14,11 @@ Hex = str
 
 
 def write_aside(path: Path, data: bytes) -> None:
-    """Replace the file at `path` in one step: written beside it, flushed, renamed."""
+    """Replace the file at `path` in one step: written beside it, flushed, renamed.
+
+    Raises:
+        OSError: it can't be written, and the old one stands; its `filename` is `path`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -22,8 +26,12 @@ def write_aside(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            # A write that fails names no file, and the one beside is nobody's.
+            raise OSError(problem.errno, problem.strerror, str(path)) from problem
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -15,7 +15,6 @@ from lanes.every_lane import make_lane
 from vox_host.cli.parity import _check_record
 from vox_host.errors import UsageError, WorkerFailedError
 from vox_host.parity import run
-from vox_host.parity.certificate import certificate, parse_certificate
 from vox_host.parity.requests import Asked
 from vox_host.parity.sides import parse_sides
 from vox_plugin_api.messages import SamplingParams
@@ -131,19 +130,3 @@ def test_a_record_compares_nothing(lane, tmp_path):
         with pytest.raises(UsageError, match="--record takes one"):
             _check_record(sides, against, file)
     _check_record(side, None, file)
-
-
-def test_a_record_of_before_is_read_without_how_many_came_together():
-    facts = certificate(
-        model="m",
-        model_digest="a" * 64,
-        prompts_sha256="b" * 64,
-        sides=[],
-        partings=[],
-        machine={},
-        at_once=7,
-    )
-    assert facts["at_once"] == 7 and facts["verdict"] == "failed"
-    del facts["at_once"]
-    data = json.dumps(facts).encode()
-    assert parse_certificate(data, "old", model_digest="a" * 64, prompts_sha256="b" * 64) == []

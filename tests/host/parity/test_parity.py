@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import pytest
+import typer
 
 from fixtures.installed_lane import InstalledLane, install_lane
 from fixtures.tiny_home import add_tiny_model
 from lanes.every_lane import make_lane
 from mens_cpu_ref.library import load_library
+from vox_host import cli
+from vox_host.cli.report_file import show_and_write
 from vox_host.errors import UsageError
 from vox_host.execution import execution_of
+from vox_host.parity.certificate import signed
 from vox_host.parity.requests import Asked
 from vox_host.parity.training import EXAMPLE_TOKENS, Taken, ask_steps, first_step_apart
 from vox_plugin_api.messages import SamplingParams
@@ -179,12 +185,15 @@ def test_a_certificate_from_elsewhere_is_compared_by_its_hashes(lane, tmp_path):
     facts = json.loads(elsewhere.read_text())
     facts["sides"][0]["answers"][1]["token_ids"][2] += 1
     elsewhere.write_text(json.dumps(facts))
+    done = lane.run("parity", "--model", "gemma3", *ask)
+    assert done.returncode == 4 and "error[certificate-damaged]" in done.stderr
+    elsewhere.write_text(json.dumps(signed(facts)))
     (difference,) = parity(lane, *ask, status=6)["differences"]
     assert (difference["request"], difference["what"], difference["position"]) == (2, "token", 2)
 
     done = lane.run("parity", "--model", "gemma3", *ask[:2], "--max-tokens", "4", "--against", elsewhere)
     assert done.returncode == 2
-    assert "another prompts" in done.stderr
+    assert "it was made with another --max-tokens" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,9 +236,13 @@ def test_steps_of_training_are_the_same_bytes_on_every_way(lane, tmp_path):
     other_seed = lane.run(
         "parity", "--model", "gemma3", *one, *ask[:3], "4", *ask[4:], "--against", out
     )  # fmt: skip
-    assert other_seed.returncode == 2 and "it is about another" in other_seed.stderr
+    assert other_seed.returncode == 2 and "made with another --seed;" in other_seed.stderr
+    left = lane.run("parity", "--model", "gemma3", *one, *ask[:4], "--against", out)
+    assert left.returncode == 0, left.stderr
+    assert "warning: training (3 in certificate.json) is left out" in left.stderr
+    assert "0 steps of training, training (3 in certificate.json) left out" in left.stdout
     facts["sides"][1]["taken"][2]["gradient_norm"] = "3f800000"
-    out.write_text(json.dumps(facts))
+    out.write_text(json.dumps(signed(facts)))
     (difference,) = parity(lane, *one, *ask, "--against", out, status=6)["training_differences"]
     assert (difference["step"], difference["what"]) == (2, "gradient_norm")
     assert (difference["found"], difference["operator"]) == ("3f800000", None)
@@ -241,7 +254,7 @@ def test_a_certificate_without_steps_is_not_compared_with_steps(lane, tmp_path):
     parity(lane, *ask, "--out", out, status=0)
     done = lane.run("parity", "--model", "gemma3", *ask, "--train-steps", "1", "--against", out)
     assert done.returncode == 2
-    assert "another training" in done.stderr and "no steps of training" in done.stderr
+    assert "it holds no training, and --train-steps asks for some" in done.stderr
 
 
 def test_a_wrong_gradient_parts_at_a_step_and_an_operator(lane):
@@ -293,3 +306,60 @@ def test_every_value_of_a_step_is_compared(field):
     assert parting is not None and (parting.step, parting.what) == (2, field)
     short = first_step_apart(right, right[:2], side="x", against="y")
     assert short is not None and (short.what, short.expected, short.found) == ("steps", "3", "2")
+
+
+# --- files that a user names -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "said"),
+    [
+        ("--prompts", "/dev/zero", "this is a device or socket"),
+        ("--against", "/dev/zero", "this is a device or socket"),
+        ("--prompts", "pipe", "this is a pipe"),
+        ("--against", "pipe", "this is a pipe"),
+        ("--against", "deep.json", "nested too deeply"),
+        ("--prompts", "huge", "longer than 64 MiB"),
+        ("--out", "mine.txt", "exists and is no record or certificate"),
+        ("--kv-cache-mib", str(10**22), "more memory than this machine has"),
+        ("--prompts", "long.txt", "prompt 2 has"),
+    ],
+)  # fmt: skip
+def test_what_a_user_names_is_refused_before_anything_runs(
+    lane, tmp_path, monkeypatch, capsys, option, file, said
+):
+    monkeypatch.setenv("VOX_HOME", str(lane.home))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "deep.json").write_bytes(b"[" * 100_000)
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "long.txt").write_text("short\n" + "a b c d " * 20_000)
+    with (tmp_path / "huge").open("wb") as huge:
+        huge.truncate((64 << 20) + 1)
+    monkeypatch.chdir(tmp_path)
+    status = cli.run(["parity", "--model", "gemma3", "--plugin", "mens-cpu-ref", option, file])
+    told = capsys.readouterr().err
+    assert (status, said in told, "nothing was started" in told) == (2, True, True), told
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert "error[bug]" not in told
+
+
+def test_a_full_disk_costs_the_file_and_not_the_verdict(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "keep.json"
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(UsageError, match=f"--out {out} can't be written: No space left") as caught:
+        show_and_write(out, {"verdict": "bitwise"}, lambda: print("bitwise: shown"), as_json=False)
+    assert caught.value.code == "out-unwritten"
+    assert capsys.readouterr().out == "bitwise: shown\n"
+    with pytest.raises(typer.Exit) as ended:
+        show_and_write(out, {"verdict": "bitwise"}, lambda: None, as_json=True)
+    printed = capsys.readouterr()
+    facts = json.loads(printed.out)
+    assert (ended.value.exit_code, facts["verdict"], facts["error"]["code"]) == (
+        2,
+        "bitwise",
+        "out-unwritten",
+    )
+    assert str(out) in printed.err and list(tmp_path.iterdir()) == []

@@ -23,13 +23,13 @@ from vox_host.cli.sampling_options import MAX_INT, SamplingOptions
 from vox_host.cli.stopping import stoppable
 from vox_host.counted import counted
 from vox_host.errors import UsageError
+from vox_host.named_file import TEXT_LIMIT_BYTES, read_named
 from vox_host.settings import load_settings
 from vox_plugin_api import messages as m
 
 __all__ = ["register"]
 
 _GIVE_A_PROMPT = "Give --prompt TEXT or --prompt-file FILE."
-_MAX_PROMPT_BYTES = 64 << 20
 
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=0, max=MAX_INT, help="Most tokens in the answer.")
@@ -176,17 +176,9 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if prompt_file is not None and str(prompt_file) != "-":
-        try:
-            with prompt_file.open("rb") as file:
-                data = file.read(_MAX_PROMPT_BYTES + 1)
-        except OSError as problem:
-            raise UsageError(
-                "prompt-file",
-                f"--prompt-file {prompt_file}: {problem.strerror}",
-                remedy="Name a file that can be read, or give --prompt TEXT.",
-            ) from None
+        data = read_named(prompt_file, "--prompt-file", may_be_stream=True)
     elif prompt_file is not None or not sys.stdin.isatty():
-        data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+        data = sys.stdin.buffer.read(TEXT_LIMIT_BYTES + 1)
         if not data and prompt_file is None:
             # Nobody asked for standard input: it is where a script or a service has none.
             raise UsageError(
@@ -196,10 +188,10 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
             )
     else:
         raise UsageError("usage", "there is nothing to continue", remedy=_GIVE_A_PROMPT)
-    if len(data) > _MAX_PROMPT_BYTES:
+    if len(data) > TEXT_LIMIT_BYTES:
         raise UsageError(
             "prompt-too-long",
-            f"the prompt is longer than {_MAX_PROMPT_BYTES >> 20} MiB; nothing was started",
+            f"the prompt is longer than {TEXT_LIMIT_BYTES >> 20} MiB; nothing was started",
             remedy="Give a shorter prompt: no model reads so much.",
         )
     try:

@@ -12,6 +12,7 @@ import typer
 
 from vox_host.app.compose import ModelOptions, OpenModel, open_model
 from vox_host.cli import early_probe
+from vox_host.cli.kv_cache import kv_cache_bytes
 from vox_host.cli.output import print_progress, print_warning
 from vox_host.errors import UsageError
 from vox_host.hardware.probe import probe_machine
@@ -87,7 +88,7 @@ class RunOptions:
             plugin=self.plugin,
             numerics=None if self.numerics == "any" else self.numerics,  # type: ignore[arg-type]
             context_length=self.context_length,
-            kv_cache_bytes=None if self.kv_cache_mib is None else self.kv_cache_mib << 20,
+            kv_cache_bytes=kv_cache_bytes(self.kv_cache_mib, probe_machine),
             threads=self.threads,
             require_verified=self.require_verified,
             record=self.record,

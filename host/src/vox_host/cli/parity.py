@@ -6,27 +6,38 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from vox_host.app.named_model import find_stored_model
-from vox_host.cli.output import print_json, print_line, print_progress, print_table
-from vox_host.cli.plugin_check import EXIT_GATE_FAILED, refuse_bad_target, write_report
+from vox_host.cli.kv_cache import kv_cache_bytes
+from vox_host.cli.output import print_progress, print_warning
+from vox_host.cli.parity_report import print_comparison
+from vox_host.cli.plugin_check import EXIT_GATE_FAILED
+from vox_host.cli.report_file import refuse_bad_target, show_and_write
 from vox_host.cli.stopping import BEGINS_AGAIN, is_another_file_since, stoppable, told_when_stopped
-from vox_host.counted import counted
 from vox_host.discovery import discover
 from vox_host.errors import UsageError
+from vox_host.hardware.probe import probe_machine
 from vox_host.models.catalogue import Catalogue
 from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.models.verifying import verify_files
-from vox_host.parity.certificate import certificate, machine_facts, parse_certificate
-from vox_host.parity.compare import Parting, SideResult, first_parting
-from vox_host.parity.requests import REFERENCE_PROMPTS, Asked, parse_prompts, prompts_digest
+from vox_host.named_file import read_named
+from vox_host.parity.certificate import certificate, is_certificate, machine_facts
+from vox_host.parity.compare import Parting, SideResult, first_parting, labelled_apart
+from vox_host.parity.elsewhere import AskedHere, parse_certificate, refuse_other_numerics
+from vox_host.parity.requests import (
+    REFERENCE_PROMPTS,
+    Asked,
+    parse_prompts,
+    prompts_digest,
+    refuse_too_long,
+)
 from vox_host.parity.run import Job, ask_side, find_candidate, locate, require_capabilities
 from vox_host.parity.sides import Side, parse_sides
-from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart, short
+from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart
 from vox_host.parity.training_run import locate_operator, take_steps
 from vox_host.resolution import Candidate
 from vox_host.settings import load_settings
@@ -122,12 +133,16 @@ def parity(
     """Compare plugins, or ways of one, byte for byte. Exits with 6 if they differ."""
     settings = load_settings()
     if out is not None:
-        refuse_bad_target(out)
+        refuse_bad_target(out, "record or certificate of `vox-host parity`", is_certificate)
+        _refuse_own_input(out, against or [])
     sides = parse_sides(plugin)
     if record:
         _check_record(sides, against, out)
     elif len(sides) == 1 and not against:
         sides = parse_sides([plugin[0], plugin[0]])
+    kv_bytes = kv_cache_bytes(kv_cache_mib, probe_machine)
+    texts = parse_prompts(read_named(prompts, "--prompts"), prompts.name) if prompts else REFERENCE_PROMPTS
+    recorded = [(path, read_named(path, "--against")) for path in against or []]
     found = find_stored_model(Catalogue(settings.models_dir), model, what="comparing plugins on")
     candidates = discover(settings.plugins_dir)
     chosen = [(side, find_candidate(candidates, side.plugin)) for side in sides]
@@ -135,20 +150,30 @@ def parity(
     candidates = [candidate for _, candidate in chosen]
     require_capabilities(candidates, (*needed, "train") if train_steps else needed)
     verify_files(found, lambda *_: None, trust_unchanged=True)
-    asked = _asked(found, prompts, max_tokens, m.SamplingParams(temperature=temperature, seed=seed))
-    digest = prompts_digest(asked)
+    asked = _asked(found, texts, max_tokens, m.SamplingParams(temperature=temperature, seed=seed))
+    _refuse_too_long(asked, found, context_length)
     training = ask_steps(asked, train_steps, seed) if train_steps else None
-    certified = [
-        side
-        for path in against or []
-        for side in parse_certificate(
-            _read(path, "--against"),
-            path.name,
-            model_digest=found.digest,
-            prompts_sha256=digest,
-            training_sha256=training.digest if training else None,
-        )
-    ]
+    here = AskedHere(
+        model_digest=found.digest,
+        prompts_sha256=prompts_digest(asked),
+        requests=len(asked),
+        training_sha256=training.digest if training else None,
+        options={
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "train_steps": train_steps,
+        },
+    )
+    certificates = [parse_certificate(data, path.name, here) for path, data in recorded]
+    left_out = [one.left_out for one in certificates if one.left_out is not None]
+    for what in left_out:
+        print_warning(f"{what} is left out: --train-steps was not given, and only the answers are compared")
+
+    def refuse_others(load: m.LoadResult) -> None:
+        for one in certificates:
+            refuse_other_numerics(one, load.numerics, load.numerics_version)
+
     job = Job(
         settings=settings,
         model=found,
@@ -156,31 +181,32 @@ def parity(
         threads=threads,
         context_length=context_length,
         at_once=at_once,
-        kv_cache_bytes=None if kv_cache_mib is None else kv_cache_mib << 20,
+        kv_cache_bytes=kv_bytes,
         say=print_progress,
+        check=refuse_others,
     )
     is_written = is_another_file_since(out) if out is not None else lambda: False
-    written = f"{out} is written, and only the rest was not shown"
+    written = f"{out} is written, and not all of it was shown"
     with told_when_stopped(lambda: written if is_written() else f"{_NOT_COMPARED}, {BEGINS_AGAIN}"):
+        certified = [side for one in certificates for side in one.sides]
         results, partings, apart = asyncio.run(_run(job, chosen, certified, training))
         facts = certificate(
             model=found.name,
             model_digest=found.digest,
-            prompts_sha256=digest,
+            prompts_sha256=here.prompts_sha256,
             sides=results,
             partings=partings,
             machine=machine_facts(),
-            training_sha256=training.digest if training else None,
+            training_sha256=here.training_sha256,
             training_partings=apart,
             at_once=at_once,
             is_record=record,
+            options=here.options,
+            left_out=left_out,
         )
-        if out is not None:
-            write_report(out, facts)
-        if as_json:
-            print_json(facts)
-        else:
-            _print(facts, results, [*partings, *apart])
+        show_and_write(
+            out, facts, lambda: print_comparison(facts, results, [*partings, *apart]), as_json=as_json
+        )
         if facts["verdict"] == "failed" or (facts["verdict"] == "same tokens" and _promise_bits(results)):
             raise typer.Exit(EXIT_GATE_FAILED)
 
@@ -192,6 +218,7 @@ async def _run(
     training: TrainingAsked | None,
 ) -> tuple[list[SideResult], list[Parting], list[TrainingParting]]:
     results = [await ask_side(job, side, candidate) for side, candidate in chosen]
+    certified = labelled_apart(results, certified)
     if training is not None:
         results = [
             replace(result, taken=await take_steps(job, side, candidate, training))
@@ -235,12 +262,27 @@ def _check_record(sides: Sequence[Side], against: Sequence[Path] | None, out: Pa
     )
 
 
+def _refuse_own_input(out: Path, against: Sequence[Path]) -> None:
+    """Refuse to replace a certificate that the same command compares with."""
+    for path in against:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise UsageError(
+                "out-exists",
+                f"--out {out} is what --against names, and would be replaced; nothing was started",
+                remedy="Name another file with --out.",
+            )
+
+
+def _refuse_too_long(asked: Sequence[Asked], model: InstalledModel, context_length: int | None) -> None:
+    """Refuse prompts beyond the context that was asked for, or else the model's."""
+    models = model.context_length
+    is_models = context_length is None or (models is not None and models <= context_length)
+    refuse_too_long(asked, models if is_models else context_length, is_models=is_models)
+
+
 def _asked(
-    model: InstalledModel, prompts: Path | None, max_tokens: int, sampling: m.SamplingParams
+    model: InstalledModel, texts: Sequence[str], max_tokens: int, sampling: m.SamplingParams
 ) -> list[Asked]:
-    texts: Sequence[str] = REFERENCE_PROMPTS
-    if prompts is not None:
-        texts = parse_prompts(_read(prompts, "--prompts"), prompts.name)
     tokenizer = Tokenizer.load(model.path)
     stops = tuple(sorted(tokenizer.eos_ids))
     return [
@@ -249,60 +291,5 @@ def _asked(
     ]
 
 
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise UsageError(
-            "file-unreadable",
-            f"{option} {path}: {problem.strerror}; nothing was started",
-            remedy="Name a file that this user can read.",
-        ) from None
-
-
 def _promise_bits(results: Sequence[SideResult]) -> bool:
     return all(result.numerics == "canonical" for result in results)
-
-
-def _print(
-    facts: dict[str, Any], results: Sequence[SideResult], partings: Sequence[Parting | TrainingParting]
-) -> None:
-    rows = [
-        (
-            result.label,
-            str(answer.number),
-            short(answer.logits_digest),
-            str(len(answer.token_ids)),
-            short(answer.answer_sha256),
-        )
-        for result in results
-        for answer in result.answers
-    ]
-    print_table(("side", "request", "logits", "tokens", "answer"), rows)
-    steps = [
-        (
-            result.label,
-            str(step.step) if step.step else "before",
-            step.loss,
-            step.gradient_norm,
-            step.learning_rate,
-            short(step.adapter_digest),
-        )
-        for result in results
-        for step in result.taken
-    ]
-    if steps:
-        print_table(("side", "step", "loss", "gradient norm", "learning rate", "adapter"), steps)
-    for result in results:
-        print_line(f"{result.label}: lane {result.lane}, transcript sha256:{result.transcript_sha256}")
-    taken = max(len(result.taken) for result in results) - 1 if steps else 0
-    # A verdict is quoted alone: where each side ran is a part of it.
-    lanes = ", ".join(dict.fromkeys(f"lane {result.lane}" for result in results))
-    for parting in partings:
-        print_line(f"{parting.side} differs from {parting.against}: {parting}")
-    print_line(
-        f"{facts['verdict']}: {counted(len(results), 'side')} ({lanes}), "
-        f"{counted(facts['requests'], 'request')}, "
-        f"{counted(taken, 'step')} of training, "
-        f"model sha256:{facts['model_digest']}, prompts sha256:{facts['prompts_digest']}"
-    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from vox_host.cli.lane_options import parse_lane_options
-from vox_host.cli.output import print_json, print_line, print_progress, print_table, print_warning
+from vox_host.cli.output import print_line, print_progress, print_table, print_warning
 from vox_host.cli.plugin_named import find_plugin
+from vox_host.cli.report_file import refuse_bad_target, show_and_write
 from vox_host.cli.stopping import BEGINS_AGAIN, is_another_file_since, stoppable, told_when_stopped
 from vox_host.counted import counted
 from vox_host.errors import UsageError
@@ -21,7 +22,7 @@ from vox_plugin_api.messages import Numerics
 if TYPE_CHECKING:
     from vox_host.conformance.verdict import CaseResult, Report
 
-__all__ = ["EXIT_GATE_FAILED", "check", "refuse_bad_target", "write_report"]
+__all__ = ["EXIT_GATE_FAILED", "check", "is_report"]
 
 EXIT_GATE_FAILED = 6
 _NOT_STORED = "the plugin was not judged: no verdict was stored, an earlier one stands"
@@ -60,7 +61,7 @@ def check(
 
     settings = load_settings()
     if out is not None:
-        refuse_bad_target(out)
+        refuse_bad_target(out, "report of `vox-host plugin check`", is_report)
     options = parse_lane_options(lane_option or [])
     if numerics is not None and numerics not in get_args(Numerics):
         words = ", ".join(get_args(Numerics))
@@ -77,12 +78,7 @@ def check(
     with told_when_stopped(lambda: told if is_stored() else f"{_NOT_STORED}, {BEGINS_AGAIN}"):
         report = asyncio.run(run_check(target, only=only or [], say=print_progress))
         stored = store_verdict(settings.plugins_dir, report)
-        if out is not None:
-            write_report(out, report.as_dict())
-        if as_json:
-            print_json(report.as_dict())
-        else:
-            _print(report)
+        show_and_write(out, report.as_dict(), lambda: _print(report), as_json=as_json)
         if stored is None and report.is_complete:
             print_warning(
                 f"{plugin} has no receipt, so the verdict was not stored: it would be about no known bytes"
@@ -92,31 +88,9 @@ def check(
             raise typer.Exit(EXIT_GATE_FAILED)
 
 
-def refuse_bad_target(path: Path) -> None:
-    """Refuse a file that can't be written, before minutes of work.
-
-    Raises:
-        UsageError: its folder does not exist, or it is no file.
-    """
-    if not path.absolute().parent.is_dir():
-        raise UsageError(
-            "out-folder",
-            f"--out {path}: the folder does not exist; nothing was started",
-            remedy="Make it first, or name another place.",
-        )
-    if path.exists() and not path.is_file():
-        raise UsageError(
-            "out-folder",
-            f"--out {path}: this is no file; nothing was started",
-            remedy="Name a file.",
-        )
-
-
-def write_report(path: Path, facts: dict[str, object]) -> None:
-    """Write facts as JSON, in one step."""
-    from vox_host.stat_cache import write_aside
-
-    write_aside(path.absolute(), json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
+def is_report(facts: Mapping[str, Any]) -> bool:
+    """Say whether a JSON object is a report of this command."""
+    return {"verdict", "suite_digest", "groups"} <= facts.keys()
 
 
 def _print(report: Report) -> None:

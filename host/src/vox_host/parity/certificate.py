@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vox_host.errors import UsageError
 from vox_host.hardware.apple import describe_mac
 from vox_host.hardware.system import System
-from vox_host.parity.compare import Answered, Parting, SideResult
-from vox_host.parity.training import Taken, TrainingParting
+from vox_host.parity.compare import Parting, SideResult
+from vox_host.parity.training import TrainingParting
+from vox_plugin_api.messages import canonical_json
 
-__all__ = ["RECORDED", "certificate", "machine_facts", "parse_certificate"]
+__all__ = [
+    "DIGEST",
+    "RECORDED",
+    "VERSION",
+    "certificate",
+    "is_certificate",
+    "machine_facts",
+    "signed",
+    "verdict",
+]
 
-_VERSION = 1
+VERSION = 2
+"""1 had no digest of its own."""
+DIGEST = "certificate_digest"
+"""SHA-256 of the canonical JSON of all other fields."""
 RECORDED = "recorded"
 """In a verdict's place: what one side answered, for `--against` elsewhere."""
 
@@ -32,31 +44,39 @@ def certificate(
     training_partings: Sequence[TrainingParting] = (),
     at_once: int = 1,
     is_record: bool = False,
+    options: Mapping[str, Any] | None = None,
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the certificate. Nothing in `observation` is compared, now or later.
 
     Args:
         at_once: requests that were begun together; no answer depends on it, so it is not compared.
         is_record: one side was asked to be compared elsewhere, and nothing here.
+        options: what the requests were made with, by the options' names; told where another command's
+            are not the same.
+        left_out: what a certificate from elsewhere holds, and was not compared, in words.
     """
-    return {
-        "certificate": _VERSION,
+    facts = {
+        "certificate": VERSION,
         "verdict": RECORDED if is_record else verdict(sides, partings, training_partings),
         "model": model,
         "model_digest": model_digest,
         "prompts_digest": prompts_sha256,
         "training_digest": training_sha256,
+        "options": None if options is None else dict(options),
         "requests": max((len(side.answers) for side in sides), default=0),
         "at_once": at_once,
         "numerics": sorted({f"{side.numerics} {side.numerics_version}" for side in sides}),
         "sides": [side.as_dict() for side in sides],
         "differences": [parting.as_dict() for parting in partings],
         "training_differences": [parting.as_dict() for parting in training_partings],
+        "left_out": list(left_out),
         "observation": {
             "machine": dict(machine),
             "sides": {side.label: dict(side.observation) for side in sides},
         },
     }
+    return signed(facts)
 
 
 def verdict(
@@ -76,62 +96,20 @@ def verdict(
     return "same tokens" if len(tokens) == 1 else "failed"
 
 
-def parse_certificate(
-    data: bytes, name: str, *, model_digest: str, prompts_sha256: str, training_sha256: str | None = None
-) -> list[SideResult]:
-    """Return the sides of a certificate from elsewhere, to be compared by their hashes.
+def signed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with the digest of all of them.
 
     Raises:
-        UsageError: it is no certificate, or one of another model or of other requests.
+        ValueError: they have no canonical JSON: a number or a character that is none.
+        RecursionError: they are nested out of reach.
     """
-    try:
-        facts = json.loads(data)
-        if facts["certificate"] != _VERSION:
-            raise ValueError(f"a certificate of version {facts['certificate']}, not {_VERSION}")
-        sides = [
-            SideResult(
-                label=f"{side['label']} ({name})",
-                plugin=side["plugin"],
-                plugin_version=side["plugin_version"],
-                plugin_tree_digest=side["plugin_tree_digest"],
-                lane=side["lane"],
-                lane_options=side["lane_options"],
-                numerics=side["numerics"],
-                numerics_version=side["numerics_version"],
-                answers=tuple(Answered.parse(answer) for answer in side["answers"]),
-                transcript=None,
-                transcript_sha256=side["transcript_sha256"],
-                taken=tuple(Taken.parse(step) for step in side.get("taken", ()))
-                if training_sha256 is not None
-                else (),
-            )
-            for side in facts["sides"]
-        ]
-        found = {
-            "model": facts["model_digest"],
-            "prompts": facts["prompts_digest"],
-            "training": facts.get("training_digest"),
-        }
-    except (ValueError, KeyError, TypeError) as problem:
-        raise UsageError(
-            "certificate-invalid",
-            f"--against {name}: this is no certificate of `vox-host parity` ({problem!r})",
-            remedy="Name what `vox-host parity --out` or `--record` wrote.",
-        ) from None
-    asked = {"model": model_digest, "prompts": prompts_sha256, "training": training_sha256}
-    for what, wanted in asked.items():
-        # Steps that were not asked for now are left alone.
-        if wanted is not None and found[what] != wanted:
-            raise UsageError(
-                "certificate-of-another",
-                f"--against {name}: it is about another {what}; nothing was started",
-                facts=[
-                    ("expected", f"sha256:{wanted}"),
-                    ("found", f"sha256:{found[what]}" if found[what] else "no steps of training"),
-                ],
-                remedy="Make it with the same model, prompts and options.",
-            )
-    return sides
+    said = {name: value for name, value in facts.items() if name != DIGEST}
+    return {**said, DIGEST: hashlib.sha256(canonical_json(said)).hexdigest()}
+
+
+def is_certificate(facts: Mapping[str, Any]) -> bool:
+    """Say whether a JSON object is a certificate or a record, of any version, whole or damaged."""
+    return {"certificate", "verdict", "sides"} <= facts.keys()
 
 
 def machine_facts() -> dict[str, Any]:

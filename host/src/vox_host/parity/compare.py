@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from vox_host.parity.training import Taken, short
+from vox_host.parity.training import Taken, apart
 
-__all__ = ["Answered", "Parting", "SideResult", "first_parting"]
+__all__ = ["Answered", "Parting", "SideResult", "first_parting", "labelled_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,6 @@ class Answered:
     token_ids: tuple[int, ...]
     answer_sha256: str
     """Of the answer's canonical lines: tokens, logprobs, how it ended."""
-
-    @classmethod
-    def parse(cls, facts: Mapping[str, Any]) -> Answered:
-        """Read one entry of a certificate."""
-        return cls(
-            int(facts["number"]),
-            str(facts["logits_digest"]),
-            tuple(int(token) for token in facts["token_ids"]),
-            str(facts["answer_sha256"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +93,20 @@ class Parting:
         return where
 
 
+def labelled_apart(here: Sequence[SideResult], elsewhere: Sequence[SideResult]) -> list[SideResult]:
+    """Return the sides from elsewhere with a label of its own for each: two files may have one name."""
+    taken = {side.label for side in here}
+    named = []
+    for side in elsewhere:
+        label, number = side.label, 1
+        while label in taken:
+            number += 1
+            label = f"{side.label} #{number}"
+        taken.add(label)
+        named.append(replace(side, label=label))
+    return named
+
+
 def first_parting(first: SideResult, other: SideResult) -> Parting | None:
     """Return where `other` stops being `first`; None: nowhere."""
     byte = None
@@ -122,7 +126,8 @@ def first_parting(first: SideResult, other: SideResult) -> Parting | None:
 def _parting_of(first: SideResult, other: SideResult, byte: int | None, a: Answered, b: Answered) -> Parting:
     shared: dict[str, Any] = {"side": other.label, "against": first.label, "byte": byte, "request": a.number}
     if a.logits_digest != b.logits_digest:
-        return Parting(**shared, what="logits", expected=short(a.logits_digest), found=short(b.logits_digest))
+        expected, found = apart(a.logits_digest, b.logits_digest)
+        return Parting(**shared, what="logits", expected=expected, found=found)
     if a.token_ids != b.token_ids:
         position = _first_unequal(a.token_ids, b.token_ids)
         return Parting(
@@ -132,7 +137,8 @@ def _parting_of(first: SideResult, other: SideResult, byte: int | None, a: Answe
             expected=_at(a.token_ids, position),
             found=_at(b.token_ids, position),
         )
-    return Parting(**shared, what="answer", expected=short(a.answer_sha256), found=short(b.answer_sha256))
+    expected, found = apart(a.answer_sha256, b.answer_sha256)
+    return Parting(**shared, what="answer", expected=expected, found=found)
 
 
 def _first_byte(a: bytes, b: bytes) -> int | None:

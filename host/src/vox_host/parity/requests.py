@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vox_host.errors import UsageError
+from vox_host.printable import printable
 from vox_plugin_api import messages as m
 
-__all__ = ["REFERENCE_PROMPTS", "Asked", "parse_prompts", "prompts_digest"]
+__all__ = ["REFERENCE_PROMPTS", "Asked", "parse_prompts", "prompts_digest", "refuse_too_long"]
 
 REFERENCE_PROMPTS = (
     "The quick brown fox jumps over the lazy dog. Then",
@@ -52,6 +53,7 @@ def parse_prompts(data: bytes, name: str) -> list[str]:
     Raises:
         UsageError: it is no UTF-8, or holds no prompt.
     """
+    name = printable(name)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -77,3 +79,26 @@ def prompts_digest(asked: Sequence[Asked]) -> str:
         for one in asked
     ]
     return hashlib.sha256(m.canonical_json({"requests": facts})).hexdigest()
+
+
+def refuse_too_long(asked: Sequence[Asked], context_length: int | None, *, is_models: bool) -> None:
+    """Refuse a prompt that no worker will take, before one is started.
+
+    Args:
+        context_length: the most positions that there can be; None: not known before a plugin has loaded.
+        is_models: the number is the model's own, and no option makes it larger.
+
+    Raises:
+        UsageError: prompt and answer of a request are longer.
+    """
+    for one in asked:
+        needed = len(one.token_ids) + one.max_tokens
+        if context_length is not None and needed > context_length:
+            shorten = f"Shorten the prompt or lower --max-tokens, by {needed - context_length} tokens"
+            raise UsageError(
+                "context_length_exceeded",
+                f"prompt {one.number} has {len(one.token_ids)} tokens, which with --max-tokens "
+                f"{one.max_tokens} are more than the context holds; nothing was started",
+                facts=[("needed", needed), ("context_length", context_length)],
+                remedy=f"{shorten}." if is_models else f"{shorten}, or raise --context-length.",
+            )

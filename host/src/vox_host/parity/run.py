@@ -49,6 +49,8 @@ class Job:
     kv_cache_bytes: int | None = None
     """Memory that a worker may use for keys and values; None: its own bound."""
     say: Callable[[str], None] = lambda _: None
+    check: Callable[[m.LoadResult], None] = lambda _: None
+    """Told of what a side loaded before it is asked anything; raises where that can't be compared."""
 
 
 def require_capabilities(candidates: Sequence[Candidate], capabilities: Sequence[m.Capability]) -> None:
@@ -84,6 +86,7 @@ async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:
         path = Path(folder) / "transcript"
         with Transcript(path) as transcript:
             async with loaded(job, side, candidate, transcript) as (worker, load, facts):
+                job.check(load)
                 answers = [answer for group in _groups(job) for answer in await _ask(worker, group)]
         recorded = path.read_bytes()
     return SideResult(

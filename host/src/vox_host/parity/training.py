@@ -8,7 +8,7 @@ say in its bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "Taken",
     "TrainingAsked",
     "TrainingParting",
+    "apart",
     "ask_steps",
     "first_step_apart",
     "short",
@@ -36,6 +37,16 @@ _LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"
 def short(digest: str) -> str:
     """Return as much of a digest as tables and sentences show; certificates and JSON have all of it."""
     return digest[:16]
+
+
+def apart(expected: str, found: str) -> tuple[str, str]:
+    """Return as much of two values as shows where they part; the beginning, if that does."""
+    if short(expected) != short(found):
+        return short(expected), short(found)
+    shorter = min(len(expected), len(found))
+    at = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+    shown = (f"...{text[at : at + 16]} (from its character {at + 1})" for text in (expected, found))
+    return next(shown), next(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +97,6 @@ class Taken:
             adapter_digest=result.adapter_digest,
         )
 
-    @classmethod
-    def parse(cls, facts: Mapping[str, Any]) -> Taken:
-        """Read one entry of a certificate."""
-        return cls(
-            step=int(facts["step"]),
-            loss=str(facts["loss"]),
-            gradient_norm=str(facts["gradient_norm"]),
-            learning_rate=str(facts["learning_rate"]),
-            trained_tokens=int(facts["trained_tokens"]),
-            adapter_digest=str(facts["adapter_digest"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingParting:
@@ -123,7 +122,8 @@ class TrainingParting:
 
     def __str__(self) -> str:
         place = f"step {self.step}" if self.step else "the adapter before step 1"
-        text = f"training, {place}: {self.what}: expected {short(self.expected)}, found {short(self.found)}"
+        expected, found = apart(self.expected, self.found)
+        text = f"training, {place}: {self.what}: expected {expected}, found {found}"
         if self.operator is None:
             return text
         text += f"; first operator {self.operator} (case {self.case}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vox_host.errors import UsageError
+from vox_host.named_file import kind_of_file
 
 __all__ = ["LINE_LIMIT_BYTES", "Line", "LineReader", "changed", "open_lines"]
 
@@ -82,7 +83,7 @@ def open_lines(path: Path) -> Iterator[LineReader]:
         if not stat.S_ISREG(mode):
             raise UsageError(
                 "data-not-a-file",
-                f"{path} is {_kind(mode)}; nothing was read",
+                f"{path} is {kind_of_file(mode)}; nothing was read",
                 facts=[("needed", "a regular file: it is read again to encode it, and when a run resumes")],
                 remedy="Write the rows to a file and name that.",
             )
@@ -109,11 +110,3 @@ def changed(path: Path) -> UsageError:
         f"{path} changed while it was read; nothing was trained",
         remedy="Train on a file that nothing else writes to.",
     )
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a device or socket"

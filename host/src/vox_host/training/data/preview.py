@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vox_host.models.tokenizer import Tokenizer
+from vox_host.printable import printable
 from vox_host.training.data.encoding import Example
 
 if TYPE_CHECKING:
@@ -56,4 +57,4 @@ def marked_preview(pieces: Sequence[PreviewPiece]) -> str:
 
 def _shown(text: str) -> str:
     """Spell control characters: a data file must not command the terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text, keep="\n\t")
