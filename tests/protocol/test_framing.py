@@ -16,6 +16,7 @@ from vox_plugin_api.framing import (
     ProtocolError,
     decode_to_host,
     decode_to_worker,
+    decode_token,
     encode_frame,
     encode_message,
     encode_token,
@@ -182,3 +183,40 @@ def test_a_token_is_written_as_its_event_would_be(request_id: int, token_id: int
     result = m.GenerateResult(tokens=[m.GeneratedToken(token_id=token_id)])
     event = m.Event(id=request_id, final=False, result=result.model_dump(mode="json"))
     assert encode_token(request_id, token_id) == encode_message(event)
+
+
+@reproducible
+@given(request_id=st.integers(1, 10**15), token_id=st.integers(0, 2**31 - 1))
+def test_a_token_is_read_as_its_event_would_be(request_id: int, token_id: int) -> None:
+    [frame] = FrameDecoder().feed(encode_token(request_id, token_id))
+    assert decode_token(frame) == (request_id, token_id)
+    event = decode_to_host(frame)
+    assert isinstance(event, m.Event) and event.id == request_id and event.result is not None
+    assert event.result["tokens"] == [{"token_id": token_id, "logprob": None, "top": []}]
+
+
+PLAIN = m.GenerateResult(tokens=[m.GeneratedToken(token_id=7)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        m.Event(id=3, final=True, result=PLAIN.model_dump(mode="json")),
+        m.Event(id=3, final=False, result=PLAIN.model_dump(mode="json"), observation={"cached_tokens": 0}),
+        m.Event(id=3, final=False, result=PLAIN.model_dump(mode="json"), slices=1),
+        m.Event(id=3, final=False, result={**PLAIN.model_dump(mode="json"), "stop_token_id": 7}),
+        m.Event(id=3, final=False, result={**PLAIN.model_dump(mode="json"), "tokens": []}),
+        m.Event(id=-3, final=False, result=PLAIN.model_dump(mode="json")),
+        m.Heartbeat(state="busy", progress=3),
+    ],
+)
+def test_what_is_no_plain_token_is_left_to_the_whole_reading(other: m.Message) -> None:
+    assert decode_token(Frame("J", m.canonical_json(other))) is None
+
+
+@pytest.mark.parametrize(("number", "wrong"), [(b"7", b"07"), (b"7", b"7.0"), (b"7", b""), (b"7", b"7 ")])
+def test_what_json_reads_otherwise_is_no_plain_token(number: bytes, wrong: bytes) -> None:
+    [frame] = FrameDecoder().feed(encode_token(3, 7))
+    payload = frame.payload.replace(b'"token_id":' + number, b'"token_id":' + wrong)
+    assert payload != frame.payload and decode_token(Frame("J", payload)) is None
+    assert decode_token(Frame("B", frame.payload)) is None

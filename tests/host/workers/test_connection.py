@@ -14,6 +14,7 @@ from vox_plugin_api.framing import (
     decode_to_worker,
     encode_frame,
     encode_message,
+    encode_token,
 )
 
 TRACE = m.TraceParams(token_ids=[1])
@@ -226,3 +227,40 @@ async def test_a_request_over_the_limit_is_the_callers_error_and_harms_nobody(
     task = asyncio.create_task(numbers(connection))
     await peer.send(event((await peer.receive()).id, 1, final=True))
     assert await task == [1]
+
+
+async def test_a_plain_token_arrives_as_any_event_does(pair: tuple[Connection, Peer]) -> None:
+    connection, peer = pair
+    events = connection.stream("trace", TRACE)
+    waiting = asyncio.create_task(anext(events))
+    request_id = (await peer.receive()).id
+    connection.pulse.heard_s = connection.pulse.moved_s = 0.0
+    await peer.raw(encode_token(request_id, 9))
+    found = await waiting
+    whole = m.Event(
+        id=request_id,
+        final=False,
+        result=m.GenerateResult(tokens=[m.GeneratedToken(token_id=9)]).model_dump(mode="json"),
+    )
+    assert (found.id, found.final, found.result) == (whole.id, whole.final, whole.result)
+    assert (found.observation, found.slices, found.payloads) == (None, 0, ())
+    assert connection.pulse.heard_s == connection.pulse.moved_s > 0, "the worker has finished something"
+    await events.aclose()
+
+
+async def test_a_plain_token_of_a_request_never_made_is_a_breach(pair: tuple[Connection, Peer]) -> None:
+    connection, peer = pair
+    await peer.raw(encode_token(5, 9))
+    breach = await connection.closed
+    assert breach is not None and "request 5" in breach.message
+
+
+async def test_a_plain_token_in_place_of_a_binary_frame_is_a_breach(pair: tuple[Connection, Peer]) -> None:
+    connection, peer = pair
+    events = connection.stream("trace", TRACE)
+    waiting = asyncio.create_task(anext(events))
+    request_id = (await peer.receive()).id
+    await peer.raw(encode_message(event(request_id, 1, slices=1)) + encode_token(request_id, 9))
+    breach = await connection.closed
+    assert breach is not None and breach.message.startswith("expected 1 binary frames")
+    waiting.cancel()

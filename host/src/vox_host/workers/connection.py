@@ -23,6 +23,7 @@ from vox_plugin_api.framing import (
     FrameDecoder,
     ProtocolError,
     decode_to_host,
+    decode_token,
     encode_message,
 )
 
@@ -59,16 +60,20 @@ class Pulse:
 
     def heard(self, message: AnyToHost) -> None:
         """Take note of `message`."""
+        if not isinstance(message, m.Heartbeat):
+            self.heard_work()
+            return
         now = time.monotonic()
         self.heard_s = now
-        if not isinstance(message, m.Heartbeat):
-            self.moved_s = now
-            return
         if message.state == "idle" or message.progress != self.progress:
             self.moved_s = now
         self.state = message.state
         self.progress = message.progress
         self.resident_bytes = message.resident_bytes
+
+    def heard_work(self) -> None:
+        """Take note of something that was finished."""
+        self.heard_s = self.moved_s = time.monotonic()
 
 
 class _Answers:
@@ -225,6 +230,11 @@ class Connection(asyncio.Protocol):
 
     def _take(self, frame: Frame, waiting: Event | None) -> Event | None:
         """Handle one frame; return the event that still waits for its binary frames."""
+        if waiting is None and (plain := decode_token(frame)) is not None:
+            request_id, token_id = plain
+            self.pulse.heard_work()
+            self._deliver(request_id, Event(request_id, False, _with_token(token_id), None, 0), final=False)
+            return None
         if waiting is not None:
             if frame.kind != "B":
                 raise ProtocolError(
@@ -265,3 +275,10 @@ class Connection(asyncio.Protocol):
         answers = self._answers.pop(request_id, None) if final else self._answers.get(request_id)
         if answers is not None:
             answers.put(answer)
+
+
+def _with_token(token_id: int) -> dict[str, Any]:
+    return {**_NOTHING_MORE, "tokens": [{"token_id": token_id, "logprob": None, "top": []}]}
+
+
+_NOTHING_MORE = m.GenerateResult().model_dump(mode="json")
