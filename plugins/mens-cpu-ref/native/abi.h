@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define VOX_ABI_VERSION 6
+#define VOX_ABI_VERSION 7
 #if defined(__GNUC__)
 #define VOX_API __attribute__((visibility("default")))
 #else

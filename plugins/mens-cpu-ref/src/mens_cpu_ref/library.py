@@ -19,7 +19,7 @@ from vox_plugin_api.backend import BackendError
 
 __all__ = ["ABI_VERSION", "Function", "Library", "Signatures", "load_library"]
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 _P = ctypes.c_void_p
 _W = ctypes.c_int32
