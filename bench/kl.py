@@ -45,8 +45,8 @@ def main() -> None:
         for name, text in {**llama["texts"], **llama["passages"]}.items():
             hidden = hidden_states(settings, weights.get64, text["token_ids"])
             ours = 0.0
-            for start, rows in logits(model, ops, text["token_ids"]):
-                true = logits_of(settings, weights.get64, head, hidden[start : start + len(rows)])
+            for positions, rows in logits(model, ops, text["token_ids"]):
+                true = logits_of(settings, weights.get64, head, hidden[positions])
                 ours += sum(divergence(a, b) for a, b in zip(true, rows, strict=True))
             sequences[name] = {
                 "positions": len(text["token_ids"]),

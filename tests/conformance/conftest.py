@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import pytest
@@ -50,7 +51,9 @@ def kernels(library, isa):
 def shim_folder(tmp_path_factory):
     if shim.compiler() is None:
         pytest.skip("needs a C++ compiler or the ziglang wheel")
-    return tmp_path_factory.mktemp("grid")
+    # One for all workers of a run: what is compiled is found by its text.
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "grid"
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from mens_core.kernel_source import CUDA_OPTIONS, Target
 
 HERE = Path(__file__).resolve().parent
@@ -129,8 +131,15 @@ def build(
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{target}-{name}.lock"):
+        if not library.exists():  # another worker's may have been made meanwhile
+            _compile(unit, library, units, optimise, contract)
+    return library
+
+
+def _compile(unit: str, library: Path, units: Sequence[Path], optimise: str, contract: str) -> None:
     # Made aside and renamed: another process sees all of it or nothing.
-    written = folder / f"{target}-{name}.{os.getpid()}.cpp"
+    written = library.with_suffix(f".{os.getpid()}.cpp")
     aside = written.with_suffix(".so")
     written.write_text(unit)
     command = compiler()
@@ -146,11 +155,11 @@ def build(
         text=True,
     )
     if done.returncode != 0:
+        form = library.name.partition("-")[0]
         raise RuntimeError(
-            f"the {target} form of the grid kernels does not compile as C++:\n{done.stderr[:6000]}"
+            f"the {form} form of the grid kernels does not compile as C++:\n{done.stderr[:6000]}"
         )
     aside.replace(library)
-    return library
 
 
 def kernel_names(source: str, target: Target = "metal") -> list[str]:

@@ -35,8 +35,8 @@ class GgufWeights:
     def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)
         self._tensors = {_hf_name(t.name): t for t in self.reader.tensors}
-        self.get = cache(self._dequantise)
-        self.get64 = cache(lambda name: self._dequantise(name).astype(np.float64))
+        self.get = cache(self.dequantise)
+        self.get64 = cache(lambda name: self.dequantise(name).astype(np.float64))
         """The same values, widened once: 2 GiB when all are asked for."""
 
     def settings(self) -> Settings:
@@ -86,7 +86,8 @@ class GgufWeights:
             "tie_word_embeddings": True,
         }
 
-    def _dequantise(self, name: str) -> npt.NDArray[np.float32]:
+    def dequantise(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a weight that is not kept."""
         tensor = self._tensors[name]
         return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
 

@@ -21,12 +21,13 @@ from fixtures.training_runs import a_job, a_model, run_to_end
 from vox_host import cli
 from vox_host.cli import train as command
 from vox_host.cli.train_report import LineReport
+from vox_host.cli.train_stop import Stop, stop_on_signal
 
 SLOW = "import time\n\n\ndef backend():\n    time.sleep(60)\n"
 
 
 async def stopped_twice(stop, first, second):
-    with command._stop_on_signal(LineReport(1), stop):
+    with stop_on_signal(LineReport(1).say, stop):
         for number in (first, second):
             os.kill(os.getpid(), number)
             await asyncio.sleep(0.05)
@@ -42,7 +43,7 @@ async def stopped_twice(stop, first, second):
     ],
 )
 def test_a_second_signal_stops_at_once_with_its_own_status(tmp_path, capsys, first, second, status):
-    stop = command._Stop()
+    stop = Stop()
     with pytest.raises(typer.Exit) as ended:
         command._run(stopped_twice(stop, first, second), stop, tmp_path / "run")
     assert ended.value.exit_code == status
@@ -55,7 +56,7 @@ def test_a_second_signal_stops_at_once_with_its_own_status(tmp_path, capsys, fir
 def test_a_second_signal_names_the_checkpoint_that_stands(tmp_path, capsys):
     model = a_model(tmp_path / "model")
     run_to_end(a_job(tmp_path / "run", model), model)
-    stop = command._Stop()
+    stop = Stop()
     with pytest.raises(typer.Exit):
         command._run(stopped_twice(stop, signal.SIGTERM, signal.SIGTERM), stop, tmp_path / "run")
     goes_on = f"`vox-host train --resume {tmp_path / 'run'}` goes on from the last checkpoint, step 12"

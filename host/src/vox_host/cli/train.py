@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -38,6 +36,7 @@ from vox_host.cli.train_options import (
     refuse_with_resume,
 )
 from vox_host.cli.train_report import LineReport, make_report
+from vox_host.cli.train_stop import Stop, stop_on_signal
 from vox_host.cli.train_texts import (
     facts_of,
     finished_text,
@@ -210,7 +209,7 @@ def _begin(
     if rows:
         return show_preview(prepared, rows, is_quiet=is_quiet)
 
-    stop = _Stop()
+    stop = Stop()
 
     async def run() -> dict[str, Any]:
         async with open_trainer(settings, prepared, threads=means.threads) as opened:
@@ -260,7 +259,7 @@ def _resume(
         if not dry_run and outcome is not None:
             return _end_at_once(run, prepared, outcome, is_quiet=is_quiet)
 
-        stop = _Stop()
+        stop = Stop()
 
         async def go_on() -> dict[str, Any]:
             async with open_trainer(settings, prepared, threads=means.threads) as opened:
@@ -292,7 +291,7 @@ def _end_at_once(
     return facts
 
 
-def _run(work: Coroutine[Any, Any, dict[str, Any]], stop: _Stop, run: Path | None) -> dict[str, Any]:
+def _run(work: Coroutine[Any, Any, dict[str, Any]], stop: Stop, run: Path | None) -> dict[str, Any]:
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
@@ -309,13 +308,13 @@ async def _drive(
     record: RunRecord,
     opened: OpenTrainer,
     memory: t.TrainMemory,
-    stop: _Stop,
+    stop: Stop,
     *,
     is_quiet: bool,
 ) -> dict[str, Any]:
     report = LineReport(prepared.options.steps) if is_quiet else make_report(prepared.options.steps)
     try:
-        with _stop_on_signal(report, stop):
+        with stop_on_signal(report.say, stop):
             outcome = await run_training(run, prepared, record, opened, report, stop.is_asked, memory)
     finally:
         report.close()
@@ -340,38 +339,3 @@ async def _drive(
     elif outcome.ended == "interrupted":
         print_progress(go_on_text(run))
     return facts
-
-
-@dataclass(slots=True)
-class _Stop:
-    """Whether the user wants the run to stop."""
-
-    number: signal.Signals | None = None
-    again: signal.Signals | None = None
-    """The second one, which does not wait for the step."""
-
-    def is_asked(self) -> bool:
-        return self.number is not None
-
-
-@contextmanager
-def _stop_on_signal(report: LineReport, stop: _Stop) -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM stop the run after its step, and the second one at once."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def hear(number: signal.Signals) -> None:
-        if stop.number is None:
-            stop.number = number
-            report.say("stopping after this step; once more stops at once, without saving")
-        elif task is not None:
-            stop.again = stop.again or number
-            task.cancel()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, hear, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
