@@ -128,6 +128,7 @@ def test_memory_bounds_the_context_and_the_report_says_so(qwen3):
     reply = load(a_backend(), qwen3, memory_bytes=3 * block + 5)
     assert reply.result.context_length == 384
     assert reply.result.warnings[-1].startswith("the context is 384 of the model's 1024 positions")
+    assert reply.result.warnings[-1].endswith("`vox-host serve --kv-cache-mib 1` holds all")
     assert reply.observation["kv_cache"]["blocks"] == 3
 
 
@@ -150,6 +151,9 @@ def test_what_cannot_be_provided_is_refused_with_numbers(qwen3, params, code, fa
         load(backend, qwen3, **params)
     assert caught.value.error.code == code
     assert caught.value.error.facts[fact[0]] == fact[1]
+    if code == "insufficient-memory":
+        assert "--kv-cache-mib 1" in caught.value.error.remedy
+        assert "memory_bytes" not in caught.value.error.remedy
     load(backend, qwen3, context_length=512, memory_bytes=4 * 98_304)
 
 

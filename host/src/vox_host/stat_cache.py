@@ -56,7 +56,7 @@ class StatCache:
         try:
             data = json.loads(path.read_bytes())
             files = data["files"] if data["tree_digest"] == tree_digest else {}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             files = {}
         return cls(path, tree_digest, files if isinstance(files, dict) else {})
 

@@ -12,7 +12,10 @@ import pytest
 
 from fixtures.training_runs import a_record
 from vox_host.errors import IntegrityError, UsageError
+from vox_host.runs.inside import refuse_inside_run
+from vox_host.training.bound import read_run_record
 from vox_host.training.checkpoints import Checkpoints, HostState
+from vox_host.training.lock import held_run
 from vox_host.training.metrics import NOTHING
 from vox_host.training.pace import Course
 from vox_plugin_api.train_messages import TrainSaveResult
@@ -195,3 +198,36 @@ def test_only_those_that_are_to_be_kept_stay(checkpoints):
     assert checkpoints.steps() == [9, 11]
     assert checkpoints.make_room(9) == checkpoints.path(9)
     assert not checkpoints.path(9).exists()
+
+
+def test_the_newest_without_its_record_is_damaged_and_one_being_saved_is_not(checkpoints):
+    (checkpoints.path(11) / "adapter.safetensors").write_bytes(b"x")
+    (checkpoints.path(11) / "host.json").unlink()
+    with pytest.raises(IntegrityError, match=r"step-000011/host\.json is not what the run wrote") as caught:
+        checkpoints.latest()
+    assert (caught.value.exit_code, dict(caught.value.facts)["found"]) == (4, "no such file")
+    assert "goes on from the checkpoint before it, step 10" in caught.value.remedy
+    mark = checkpoints.folder / ".step-000011.saving"
+    mark.mkdir()
+    assert checkpoints.latest().state.step == 10
+
+
+def test_a_folder_in_the_lock_s_place_is_named_with_the_way_out(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UsageError, match=r"\.lock is a folder") as caught, held_run(tmp_path):
+        pass
+    assert caught.value.code == "run-lock" and f"mv {tmp_path}/.lock" in caught.value.remedy
+
+
+def test_a_run_without_its_record_is_not_sent_where_it_would_be_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match=r"run\.json is missing") as caught:
+        read_run_record(tmp_path)
+    assert "Bring back the run.json of then" in caught.value.remedy and "--out NEW" in caught.value.remedy
+
+
+def test_nothing_is_made_within_a_run(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="which is a run; nothing was written"):
+        refuse_inside_run(tmp_path / "a" / "b", "nothing was written")
+    refuse_inside_run(tmp_path.parent / "b", "nothing was written")

@@ -71,7 +71,9 @@ class Engine(Protocol):
 class ContextOverflowError(UsageError):
     """The prompt does not fit the context."""
 
-    def __init__(self, prompt_tokens: int, context_length: int, *, is_estimate: bool) -> None:
+    def __init__(
+        self, prompt_tokens: int, context_length: int, *, is_estimate: bool, model_context_length: int
+    ) -> None:
         about = "about " if is_estimate else ""
         tokens = "token" if prompt_tokens == 1 else "tokens"
         super().__init__(
@@ -79,7 +81,10 @@ class ContextOverflowError(UsageError):
             f"the prompt has {about}{prompt_tokens} {tokens} and the context of this model holds "
             f"{context_length}, with room for at least one token of the answer; nothing was generated",
             facts=[("prompt_tokens", prompt_tokens), ("context_length", context_length)],
-            remedy="Shorten the prompt, or serve with a larger --context-length if the model allows it.",
+            remedy="Shorten the prompt: the model was made for no longer context."
+            if context_length >= model_context_length
+            else "Shorten the prompt, or serve with a larger --context-length, up to the model's "
+            f"{model_context_length}; where the memory for keys and values bounds it, --kv-cache-mib.",
         )
 
 
@@ -200,7 +205,15 @@ class ModelService:
             ContextOverflowError: it does not fit.
         """
         if prompt_tokens > self.info.context_length - int(needs_room):
-            raise ContextOverflowError(prompt_tokens, self.info.context_length, is_estimate=False)
+            raise self._overflow(prompt_tokens, is_estimate=False)
+
+    def _overflow(self, prompt_tokens: int, *, is_estimate: bool) -> ContextOverflowError:
+        return ContextOverflowError(
+            prompt_tokens,
+            self.info.context_length,
+            is_estimate=is_estimate,
+            model_context_length=self.info.model_context_length,
+        )
 
     def room_for(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Return how many tokens an answer may have: what was asked for, within the context."""
@@ -270,7 +283,7 @@ class ModelService:
         try:
             return await asyncio.to_thread(encode, *arguments, limit=limit)
         except PromptTooLong as finding:
-            raise ContextOverflowError(finding.tokens, limit, is_estimate=finding.is_estimate) from None
+            raise self._overflow(finding.tokens, is_estimate=finding.is_estimate) from None
 
 
 def _answer_piece(text: str, tokens: Sequence[Any]) -> AnswerPiece:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import vox_host
 from vox_host.app.training_setup import Prepared, memory_budget_of, plugin_record, vendor_of
-from vox_host.errors import UsageError
+from vox_host.errors import UsageError, WorkerFailedError
 from vox_host.hardware.record import Machine
 from vox_host.launch import plan_launch
 from vox_host.models.installed import InstalledModel
 from vox_host.quoted import quoted
 from vox_host.runs.base_tensors import base_key_map
+from vox_host.runs.inside import refuse_inside_run
 from vox_host.runs.layout import CHAT_TEMPLATE, CONFIG, RUN_JSON, TOKENIZER, RunDirectory
 from vox_host.runs.manifest import AdapterFacts, BaseModelRecord, NumericsRecord
 from vox_host.runs.manifest import PluginRecord as AdapterPlugin
@@ -146,7 +147,13 @@ async def check_memory(
         devices=devices,
         memory_bytes=budget,
     )
-    memory = (await opened.client.plan(params)).memory
+    try:
+        memory = (await opened.client.plan(params)).memory
+    except WorkerFailedError as error:
+        if error.code == "not-supported" and devices > 1:
+            # The plugin is well, and was asked for what it doesn't have.
+            raise UsageError(error.code, error.message, facts=error.facts, remedy=error.remedy) from None
+        raise
     if memory.place == "host" and vendor != "cpu":
         # Another memory than was looked at.
         budget, source = memory_budget_of(settings, machine, "cpu", devices=devices)
@@ -198,14 +205,7 @@ def check_out(out: Path) -> None:
     Raises:
         UsageError: `out-exists`, `out-folder`, or `out-inside-run`: it lies in another run's folder.
     """
-    for above in out.absolute().parent.resolve().joinpath(out.name).parents:
-        if (above / RUN_JSON).is_file():
-            raise UsageError(
-                "out-inside-run",
-                f"--out {out} lies inside {above}, which is a run; nothing was started",
-                facts=[("run", str(above))],
-                remedy="Name a folder outside of it.",
-            )
+    refuse_inside_run(out, "nothing was started")
     refuse_target(out, _RUN)
 
 

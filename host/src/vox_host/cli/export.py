@@ -20,6 +20,7 @@ from vox_host.exporting.gguf_model import write_gguf_model
 from vox_host.exporting.merged_folder import write_merged_folder
 from vox_host.exporting.peft_export import write_peft_folder
 from vox_host.exporting.terms import write_terms
+from vox_host.runs.inside import refuse_inside_run
 from vox_host.whole_folder import Making, refuse_target, whole_folder
 from vox_plugin_api.checkpoint import CheckpointError, read_json_object
 from vox_plugin_api.families import ModelConfig, parse_config
@@ -80,6 +81,7 @@ def export(
     if Path(run).is_dir():
         # Else what is wrong with RUN is to be said first.
         refuse_target(out, making)
+        refuse_inside_run(out, "nothing was written")
     with options.open(run) as opened:
         _export_opened(opened, out, making, to, is_merged=merged, as_json=json)
 

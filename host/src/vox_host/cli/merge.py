@@ -24,6 +24,7 @@ from vox_host.models.hf_import import HuggingFaceSource
 from vox_host.models.importing import import_model
 from vox_host.models.source import License
 from vox_host.quoted import quoted
+from vox_host.runs.inside import refuse_inside_run
 from vox_host.whole_folder import refuse_target, whole_folder
 from vox_plugin_api.merge_messages import MergeResult
 
@@ -62,6 +63,7 @@ def merge(
         )
     if out is not None:
         refuse_target(out)
+        refuse_inside_run(out, "nothing was written")
     with options.open(run) as opened:
         _merge_opened(opened, out, name, as_json=json)
 
@@ -132,6 +134,9 @@ def _write(opened: Opened, folder: Path, say: Callable[[str], None]) -> MergeRes
 
 def _import(opened: Opened, folder: Path, name: str) -> dict[str, Any]:
     source = HuggingFaceSource(folder)
+    if folder.parent == opened.catalogue.models_dir:
+        # Made aside and gone when this ends: what was merged is what it came from.
+        source.called = opened.source.name
     # The base's terms are the merged model's, and were accepted when the base was imported.
     source.license = License(opened.base.license, opened.base.license_terms)
     imported = import_model(

@@ -75,7 +75,7 @@ def import_(
         print_warning(note)
     print_line(f"Licence: {opened.license.id}. {opened.license.terms}", error=True)
     if accept_license:
-        print_line("You accept it by --accept-license.", error=True)
+        print_line("Accepted with --accept-license.", error=True)
     with told_when_stopped(lambda: _import_as_it_stands(target, was_there=was_there)):
         with _progress() as progress:
             imported = import_model(

@@ -189,7 +189,7 @@ def _editable_source(direct_url: str | None) -> Path | None:
         if not record["dir_info"].get("editable"):
             return None
         return Path(unquote(urlsplit(record["url"]).path))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -192,7 +192,7 @@ def _read_project(folder: Path) -> _Project:
     path = folder / "pyproject.toml"
     try:
         document = tomli.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError) as error:
         raise PluginError(
             "project-unreadable",
             f"{path} can't be read: {error}; nothing was installed",

@@ -98,7 +98,7 @@ def load_demo_manifest(name: str, directory: Path | None = None) -> DemoManifest
     path = (manifests_dir() if directory is None else directory) / f"{check_name(name)}.toml"
     try:
         manifest = DemoManifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ModelError("demo-manifest-invalid", f"{path} cannot be read: {error}") from None
     except ValidationError as error:
         problems = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]

@@ -48,6 +48,8 @@ class HuggingFaceSource:
             ModelError: a file is missing, malformed, or of a kind that isn't read.
         """
         self.path = path
+        self.called = path.resolve().name
+        """What the record of the import calls it."""
         try:
             checkpoint = Checkpoint.open(path)
             config, config_source = _config(path), str(path / "config.json")
@@ -78,7 +80,7 @@ class HuggingFaceSource:
     def identity(self, progress: Progress) -> dict[str, Any]:
         """Return the folder's name and the digest over its files; reads them unless `write` just did."""
         digests = self._digests or self._copy(None, progress)
-        return {"kind": "huggingface", "file": self.path.resolve().name, "sha256": model_digest(digests)}
+        return {"kind": "huggingface", "file": self.called, "sha256": model_digest(digests)}
 
     def write(self, target: Path, scratch: Path, progress: Progress) -> Contents:
         """Copy the files into `target`."""

@@ -324,13 +324,27 @@ def _first_id(
 def _chat_template(model_dir: Path, config: dict[str, Any]) -> ChatTemplateSource | None:
     separate = model_dir / "chat_template.jinja"
     if separate.is_file():
-        return ChatTemplateSource(separate.read_text(encoding="utf-8"), separate.name)
+        return ChatTemplateSource(_read_template(separate), separate.name)
     value = config.get("chat_template")
     if isinstance(value, list):
         # Several named templates; "default" is the one for plain conversations.
         named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
         value = named.get("default")
     return ChatTemplateSource(value, "tokenizer_config.json") if isinstance(value, str) else None
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > _JSON_LIMIT_BYTES:
+            raise ValueError("larger than any template is")
+        return path.read_text(encoding="utf-8")
+    except ValueError as problem:
+        is_text = not isinstance(problem, UnicodeDecodeError)
+        raise ModelError(
+            "template-malformed",
+            f"{path} could not be read: {problem if is_text else 'it is not UTF-8 text'}",
+            remedy="Take the file from the model's makers, and import the model again.",
+        ) from None
 
 
 # --- tokens to bytes -------------------------------------------------------------------------

@@ -58,9 +58,20 @@ def read_older_folder(path: Path) -> AdapterSource | None:
         key_map=key_map,
         base_name=base if isinstance(base, str) and base else None,
         base_digest=None,
-        chat_template=template.read_text("utf-8") if template.is_file() else None,
+        chat_template=_template(template) if template.is_file() else None,
         notes=notes,
     )
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            "template-malformed",
+            f"{path} is not UTF-8 text (byte {error.start}); nothing was loaded",
+            remedy="Take the file from whoever made the adapter.",
+        ) from None
 
 
 def _fields(path: Path) -> Mapping[str, Any]:

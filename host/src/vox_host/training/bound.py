@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.quoted import quoted
-from vox_host.runs.layout import RUN_JSON, RunDirectory
+from vox_host.runs.layout import CHECKPOINTS, RUN_JSON, RunDirectory
 from vox_host.training.checkpoints import Checkpoints
 from vox_host.training.record import RunRecord, record_digest
 from vox_plugin_api.strict_json import CheckpointError, read_json_object
@@ -38,11 +38,12 @@ def read_run_record(folder: Path) -> RunRecord:
     """
     path = folder / RUN_JSON
     if not path.is_file():
+        is_left = (folder / CHECKPOINTS).is_dir()
         missing = "there is no such folder" if not folder.is_dir() else f"{RUN_JSON} is missing"
         raise UsageError(
             "not-a-run",
             f"{folder} is not a training run: {missing}; nothing was started",
-            remedy="Begin one with `vox-host train --model NAME --data FILE --out RUN`.",
+            remedy=_bring_back(folder) if is_left else _begin("NEW" if folder.exists() else "RUN"),
         )
     try:
         fields = read_json_object(path, code="run-changed")
@@ -150,6 +151,10 @@ def _older(path: Path, folder: Path) -> IntegrityError:
 
 def _resume(folder: Path) -> str:
     return f"`vox-host train --resume {quoted(folder)}`"
+
+
+def _begin(out: str) -> str:
+    return f"Begin one with `vox-host train --model NAME --data FILE --out {out}`."
 
 
 def _bring_back(folder: Path) -> str:

@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vox_host.errors import IntegrityError, UsageError
-from vox_host.runs.layout import RunDirectory
+from vox_host.runs.layout import CHECKPOINT_ADAPTER, RunDirectory
 from vox_host.stat_cache import write_aside
 from vox_host.training.metrics import Mark
 from vox_host.training.pace import Course
@@ -184,7 +184,23 @@ class Checkpoints:
             IntegrityError: it is damaged. An older one is not taken in its place unasked.
         """
         steps = self.steps()
+        for step in self._without_record():
+            if not steps or step > steps[-1]:
+                raise self._damaged(step, HOST_STATE, "a checkpoint's record", "no such file")
         return self.read(steps[-1]) if steps else None
+
+    def _without_record(self) -> list[int]:
+        """Return the steps that a worker saved and that lost their record; while it saves there is a mark."""
+        found = [(entry, _NAME.fullmatch(entry.name)) for entry in self._entries() if not _is_ours(entry)]
+        return [
+            step
+            for entry, match in found
+            if match and (entry / CHECKPOINT_ADAPTER).is_file() and not entry.is_symlink()
+            if not self._mark(step := int(match[1])).exists()
+        ]
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def tidy(self) -> None:
         """Remove what a kill left half done."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vox_host.errors import UsageError
+from vox_host.quoted import quoted
 
 __all__ = ["held_run"]
 
@@ -20,9 +21,17 @@ def held_run(folder: Path) -> Iterator[None]:
     """Hold the run while the block runs; the system lets go of it however this process ends.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds it, or a folder is in its place.
     """
-    descriptor = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path = folder / _NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except IsADirectoryError:
+        raise UsageError(
+            "run-lock",
+            f"{path} is a folder, and a run is held by a file of that name; nothing was started",
+            remedy=f"Move it elsewhere: `mv {quoted(path)} {quoted(f'{folder}-lock')}`.",
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

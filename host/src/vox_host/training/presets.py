@@ -95,7 +95,7 @@ def load_presets(path: Path | None = None) -> Mapping[PresetName, Preset]:
     remedy = "Put back the file that came with vox-host: install it again, or check it out of the repository."
     try:
         read = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise PluginError(
             "presets-invalid", f"{file} can't be read: {error}; nothing was started", remedy=remedy
         ) from None

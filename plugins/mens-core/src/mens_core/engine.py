@@ -148,7 +148,7 @@ class Engine:
                     "total_blocks": self.pool.total,
                     "positions": request.positions,
                 },
-                remedy="Lower max_tokens or load the model with more memory_bytes.",
+                remedy="Lower max_tokens or allow a larger --kv-cache-mib.",
             )
 
     def cancel(self, sequence: Sequence) -> None:

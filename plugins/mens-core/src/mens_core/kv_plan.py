@@ -51,6 +51,11 @@ class KvPlan:
         }
 
 
+def _mib(size_bytes: int) -> int:
+    """Return the least that `--kv-cache-mib` takes and holds so much."""
+    return (size_bytes + (1 << 20) - 1) >> 20
+
+
 def plan_kv_cache(
     config: ModelConfig,
     params: LoadModelParams,
@@ -92,6 +97,7 @@ def plan_kv_cache(
             remedy=f"Ask for at most {config.context_length}.",
         )
     if asked > affordable:
+        more = f", or for --kv-cache-mib {_mib(asked * block_bytes)}" if limit == "may use" else ""
         raise BackendError(
             "insufficient-memory",
             f"the KV cache needs {asked * block_bytes} bytes for one sequence of "
@@ -104,17 +110,19 @@ def plan_kv_cache(
                 "positions_per_block": BLOCK,
                 "context_length": wanted,
             },
-            remedy=f"Ask for a context of at most {affordable * BLOCK} positions."
+            remedy=f"Ask for a context of at most {affordable * BLOCK} positions{more}."
             if affordable
-            else "Allow the worker more memory_bytes."
+            else f"Allow it: --kv-cache-mib {_mib(asked * block_bytes)} suffices."
             if limit == "may use"
             else "Close other programs, or take a smaller model.",
         )
     context = min(wanted, affordable * BLOCK)
     warnings = []
     if context < wanted:
+        all_of_it = f"`vox-host serve --kv-cache-mib {_mib(blocks_for(wanted) * block_bytes)}` holds all"
         warnings.append(
             f"the context is {context} of the model's {wanted} positions: the KV cache {limit} {budget} bytes"
+            + (f"; {all_of_it}" if limit == "may use" else "")
         )
     return KvPlan(
         blocks=min(affordable, params.max_sequences * blocks_for(context)),
