@@ -22,12 +22,14 @@ from vox_host import cli
 from vox_host.cli import train as command
 from vox_host.cli.train_report import LineReport
 from vox_host.cli.train_stop import Stop, stop_on_signal
+from vox_host.training.pace import Pace
 
 SLOW = "import time\n\n\ndef backend():\n    time.sleep(60)\n"
 
 
 async def stopped_twice(stop, first, second):
-    with stop_on_signal(LineReport(1).say, stop):
+    pace = Pace(steps=1, eval_every=1, save_every=1, keep_last=1, patience=None)
+    with stop_on_signal(LineReport(pace).say, stop):
         for number in (first, second):
             os.kill(os.getpid(), number)
             await asyncio.sleep(0.05)

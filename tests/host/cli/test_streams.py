@@ -66,6 +66,14 @@ def test_a_reader_that_goes_away_is_told_nothing(tmp_path):
     assert done.returncode in (0, 141)
 
 
+@pytest.mark.parametrize("arguments", ["model list --json", "--help"])
+def test_a_reader_that_has_gone_is_status_141_and_not_our_fault(tmp_path, arguments):
+    # The command is started once the read end is closed for certain.
+    line = f'{{ sleep 0.2; exec "$@" {arguments}; }} | exec 0<&- true; exit "${{PIPESTATUS[0]}}"'
+    done = shell(tmp_path, line)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_text_that_the_terminal_has_no_characters_for_is_escaped(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))

@@ -213,6 +213,13 @@ def test_what_can_t_be_compared_is_refused(lane, arguments, status, said):
     assert "Traceback" not in done.stderr
 
 
+def test_the_options_of_every_side_are_looked_at_before_the_first_one_answers(lane):
+    sides = ("--plugin", "vox-lane", "--plugin", "mens-cpu-ref:isa=sse9")
+    done = lane.run("parity", "--model", "gemma3", *sides)
+    assert done.returncode == 2 and "lane-option" in done.stderr, done.stderr
+    assert "vox-lane: " not in done.stderr
+
+
 # --- steps of training ---------------------------------------------------------------------------
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fixtures.scripted_home import MACHINE
+from fixtures.training_runs import some_options
+from vox_host.app.training import check_memory
 from vox_host.errors import UsageError
 from vox_host.hardware.record import Device
+from vox_host.settings import Settings
 from vox_host.training.memory import check_room, memory_budget, peak_resident_bytes
+from vox_plugin_api.train_messages import TrainMemory
 
 GIB = 2**30
 
@@ -51,3 +57,27 @@ def test_the_measured_peak_is_the_systems_own(tmp_path):
     (tmp_path / "7" / "status").write_text("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t   12 kB\nVmRSS:\t 5 kB\n")
     assert peak_resident_bytes(7, proc=tmp_path) == 12 * 1024
     assert peak_resident_bytes(8, proc=tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_once", "expected"), [(54, 300_000, (2, 2)), (1, 300_000, (1, 1)), (54, None, (2, None))]
+)
+async def test_the_plan_counts_no_more_rows_than_a_step_has(rows, at_once, expected):
+    asked = []
+
+    async def plan(params):
+        asked.append(params)
+        kinds = {"weights": 1}
+        memory = TrainMemory(place="host", kinds=kinds, total=1, examples_at_once=1, rows_at_once=1)
+        return SimpleNamespace(memory=memory)
+
+    options = some_options(batch_size=2, micro_batch_size=at_once)
+    prepared = SimpleNamespace(
+        options=options,
+        chosen=SimpleNamespace(manifest=None),
+        dataset=SimpleNamespace(train=[None] * rows, longest=8),
+    )
+    await check_memory(
+        Settings(home=Path("unused")), MACHINE, prepared, SimpleNamespace(client=SimpleNamespace(plan=plan))
+    )
+    assert [(params.examples, params.micro_batch_size) for params in asked] == [expected]

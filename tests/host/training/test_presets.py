@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vox_host.errors import PluginError, UsageError
+from vox_host.training.dataset import _how_many
+from vox_host.training.options import Asked, settle
 from vox_host.training.presets import Preset, choose_preset, load_presets
 
 GB = 10**9
@@ -35,6 +37,15 @@ def test_auto_never_takes_the_smoke_preset_and_any_machine_may_be_given_it():
         with pytest.raises(UsageError):
             choose_preset("auto", only_smoke, vendor=vendor, budget_bytes=64 * GB)
     assert "no quality gate" in SHIPPED["smoke"].summary
+
+
+def test_the_smoke_preset_evaluates_few_rows_once_and_what_is_asked_for_stays():
+    smoke = SHIPPED["smoke"]
+    options = settle(Asked(), "smoke", smoke, examples=400, max_length=64)
+    assert (options.steps, options.eval_every, options.save_every) == (4, 4, 4)
+    assert settle(Asked(eval_every=1), "smoke", smoke, examples=400, max_length=64).eval_every == 1
+    assert _how_many(None, 400, smoke.most_held_out) == 2 < _how_many(None, 400, None)
+    assert _how_many(7, 400, smoke.most_held_out) == 7
 
 
 def test_an_explicit_choice_is_never_changed():

@@ -139,11 +139,14 @@ async def check_memory(
     options = prepared.options
     vendor = vendor_of(prepared.chosen)
     budget, source = memory_budget_of(settings, machine, vendor, devices=devices)
+    # No step has more than all rows, and no micro-batch more than a step.
+    examples = min(options.batch_size, len(prepared.dataset.train))
+    at_once = options.micro_batch_size
     params = t.TrainPlanParams(
         adapter=options.adapter,
         longest_example=prepared.dataset.longest,
-        examples=options.batch_size,
-        micro_batch_size=options.micro_batch_size,
+        examples=examples,
+        micro_batch_size=None if at_once is None else min(at_once, examples),
         devices=devices,
         memory_bytes=budget,
     )

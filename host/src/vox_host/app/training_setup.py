@@ -152,6 +152,7 @@ def prepare(
         max_length=max_length,
         answers=request.answers,
         seed=request.asked.seed,
+        most_held_out=preset.most_held_out,
     )
     options = settle(request.asked, name, preset, examples=len(dataset.train), max_length=max_length)
     needing = [

@@ -73,7 +73,8 @@ def _named() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        # Without its number: click takes one that has it for its own, and ends with 1.
+        raise BrokenPipeError("the reader of standard output has gone") from None
     except OSError as error:
         silence_stdout()
         reason = error.strerror or error

@@ -35,7 +35,7 @@ from vox_host.parity.requests import (
     prompts_digest,
     refuse_too_long,
 )
-from vox_host.parity.run import Job, ask_side, find_candidate, locate, require_capabilities
+from vox_host.parity.run import Job, ask_side, check_options, find_candidate, locate, require_capabilities
 from vox_host.parity.sides import Side, parse_sides
 from vox_host.parity.training import TrainingAsked, TrainingParting, ask_steps, first_step_apart
 from vox_host.parity.training_run import locate_operator, take_steps
@@ -217,6 +217,8 @@ async def _run(
     certified: Sequence[SideResult],
     training: TrainingAsked | None,
 ) -> tuple[list[SideResult], list[Parting], list[TrainingParting]]:
+    # The first side's are checked as it begins.
+    await check_options(job, chosen[1:])
     results = [await ask_side(job, side, candidate) for side, candidate in chosen]
     certified = labelled_apart(results, certified)
     if training is not None:

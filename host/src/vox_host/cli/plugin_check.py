@@ -32,7 +32,8 @@ _NOT_STORED = "the plugin was not judged: no verdict was stored, an earlier one 
 def check(
     plugin: Annotated[str, typer.Argument(metavar="ID", help="The plugin's id.")],
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Run this group alone; may be given several times.")
+        list[str] | None,
+        typer.Option("--only", help="Run this group alone; may be given several times; nothing is stored."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the report, as JSON, to this file.")

@@ -312,7 +312,8 @@ async def _drive(
     *,
     is_quiet: bool,
 ) -> dict[str, Any]:
-    report = LineReport(prepared.options.steps) if is_quiet else make_report(prepared.options.steps)
+    pace = prepared.options.pace
+    report = LineReport(pace) if is_quiet else make_report(pace)
     try:
         with stop_on_signal(report.say, stop):
             outcome = await run_training(run, prepared, record, opened, report, stop.is_asked, memory)

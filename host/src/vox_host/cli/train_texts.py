@@ -160,7 +160,7 @@ def facts_of(
         "best_step": course.best_step,
         "adapter_digest": None if saved is None else saved.state.adapter_digest,
         "tokens_per_s": round(speed.tokens / speed.seconds, 1) if speed.seconds else None,
-        "seconds": round(speed.seconds, 1),
+        "seconds": round(speed.passed, 1),
         "warnings": list(warnings),
     }
 

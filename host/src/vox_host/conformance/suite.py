@@ -14,6 +14,7 @@ from vox_host.conformance.expected import load_models, suite_digest
 from vox_host.conformance.grading import TOLERANCE
 from vox_host.conformance.groups import GROUPS, Group
 from vox_host.conformance.session import START_S, NotOfferedError, Session, Target
+from vox_host.conformance.tiny_models import TINY_MODELS
 from vox_host.conformance.verdict import CaseResult, GroupResult, Report
 from vox_host.counted import counted
 from vox_host.environment_use import alone_with, hold_environment, lock_path
@@ -21,6 +22,7 @@ from vox_host.errors import IntegrityError, PluginError, UsageError, VoxError
 from vox_host.execution import execution_of
 from vox_host.integrity import verify_installation
 from vox_host.receipt import load_receipt
+from vox_host.workers import Worker
 
 __all__ = ["check", "known_groups"]
 
@@ -143,12 +145,25 @@ def _refuse_replaced(target: Target) -> None:
         )
 
 
+async def _refuse_unknown_options(session: Session, worker: Worker) -> None:
+    """Raise a mistake in a lane option as the user's, before each case takes it for the plugin's."""
+    if not session.target.lane_options:
+        return
+    try:
+        await session.load(worker, TINY_MODELS[0].name)
+    except UsageError as error:
+        if error.code == "lane-option":
+            raise
+    except (VoxError, TimeoutError):
+        pass  # the groups tell
+
+
 async def _try_start(session: Session) -> None:
     """Learn whether the lane serves; one that fails its self-test is still shown where it differs."""
     session.say(f"start: waiting for the worker, its entry point and self-test, at most {START_S:.0f} s")
     try:
-        async with session.worker():
-            pass
+        async with session.worker() as worker:
+            await _refuse_unknown_options(session, worker)
     except VoxError as error:
         if error.code == "self-test-failed":
             session.self_test_failure = error

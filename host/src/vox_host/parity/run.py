@@ -28,7 +28,7 @@ from vox_host.workers import Limits, Worker
 from vox_plugin_api import messages as m
 from vox_plugin_api.transcript import Transcript
 
-__all__ = ["Job", "ask_side", "find_candidate", "loaded", "locate", "require_capabilities"]
+__all__ = ["Job", "ask_side", "check_options", "find_candidate", "loaded", "locate", "require_capabilities"]
 
 _MAX_SEQUENCES = 64
 """What a worker is asked to provide for where fewer requests come together: the protocol's default."""
@@ -72,6 +72,18 @@ def require_capabilities(candidates: Sequence[Candidate], capabilities: Sequence
                 facts=[("capabilities", ", ".join(offered) or "none")],
                 remedy="`vox-host plugin list` shows what each plugin can do.",
             )
+
+
+async def check_options(job: Job, sides: Sequence[tuple[Side, Candidate]]) -> None:
+    """Load the model on each side that has options of its lane, before the first of them answers anything.
+
+    Raises:
+        VoxError: an option isn't one, or the side can't be used.
+    """
+    for side, candidate in sides:
+        if side.lane_options:
+            async with loaded(job, side, candidate, None):
+                pass
 
 
 async def ask_side(job: Job, side: Side, candidate: Candidate) -> SideResult:

@@ -93,8 +93,12 @@ def encode_dataset(
     max_length: int,
     answers: Answers,
     seed: int,
+    most_held_out: int | None = None,
 ) -> Dataset:
     """Encode the rows and hold some of them out.
+
+    Args:
+        most_held_out: a preset's bound where `holdout` is None.
 
     Raises:
         UsageError: a row is bad (all are named), or holding out leaves nothing to train on.
@@ -122,7 +126,7 @@ def encode_dataset(
             )
         return Dataset(train=encoded.examples, held_out=beside.examples, warnings=tuple(warnings))
     there = len(encoded.examples)
-    wanted = _how_many(holdout if isinstance(holdout, int) else None, there)
+    wanted = _how_many(holdout if isinstance(holdout, int) else None, there, most_held_out)
     if wanted >= there:
         raise UsageError(
             "usage",
@@ -137,10 +141,11 @@ def encode_dataset(
     )
 
 
-def _how_many(asked: int | None, examples: int) -> int:
+def _how_many(asked: int | None, examples: int, most: int | None) -> int:
     if asked is not None:
         return asked
-    return min(_MOST, examples // _SHARE) if examples >= _FEWEST_ROWS else 0
+    most = _MOST if most is None else most
+    return min(most, examples // _SHARE) if examples >= _FEWEST_ROWS else 0
 
 
 def _ignored(rows: Rows) -> list[str]:

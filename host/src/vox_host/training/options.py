@@ -22,8 +22,6 @@ __all__ = ["ALL_LINEAR", "Asked", "TrainingOptions", "parse_targets", "settle"]
 T = TypeVar("T")
 ALL_LINEAR = "all-linear"
 _ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_EVALUATIONS = 10
-"""Over a run, where nobody chose how often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +167,7 @@ def settle(asked: Asked, name: str, preset: Preset, *, examples: int, max_length
         steps = preset.steps if preset.steps is not None else (preset.epochs or 1) * per_epoch
     else:
         steps = asked.steps if asked.steps is not None else (asked.epochs or 1) * per_epoch
-    often = max(1, math.ceil(steps / _EVALUATIONS))
+    often = max(1, math.ceil(steps / preset.evaluations))
     rank = _or(asked.rank, preset.rank)
     return TrainingOptions(
         preset=name,

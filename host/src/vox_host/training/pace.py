@@ -48,6 +48,18 @@ class Pace:
         """Say whether to save after `step` steps: at the end in any case."""
         return step % self.save_every == 0 or step == self.steps
 
+    def evaluations_from(self, step: int) -> int:
+        """Count the evaluations that are due from step `step`, itself included, to the end."""
+        return _due_from(step, self.eval_every, self.steps)
+
+    def saves_from(self, step: int) -> int:
+        """Count the saves that are due from step `step`, itself included, to the end."""
+        return _due_from(step, self.save_every, self.steps)
+
+
+def _due_from(step: int, every: int, steps: int) -> int:
+    return -(-steps // every) - (step - 1) // every
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:

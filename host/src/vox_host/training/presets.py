@@ -64,6 +64,10 @@ class Preset(_Strict):
     """Examples of one optimizer step."""
     max_length: int = Field(ge=2)
     """Tokens of the longest example."""
+    evaluations: int = Field(default=10, ge=1)
+    """Over a run, and as many checkpoints, where nobody chose how often."""
+    most_held_out: int | None = Field(default=None, ge=0)
+    """Rows at most that are held out where nobody chose how many; None: as many as for any preset."""
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
 
