@@ -27,7 +27,7 @@ def test_more_devices_than_a_plugin_has_are_the_user_s_to_mend(monkeypatch, code
     monkeypatch.setattr(training, "memory_budget_of", lambda *_, devices: (1, "told"))
     monkeypatch.setattr(training.t, "TrainPlanParams", lambda **_: None)
     options = SimpleNamespace(adapter=None, batch_size=1, micro_batch_size=1)
-    prepared = SimpleNamespace(options=options, chosen=None, dataset=SimpleNamespace(longest=1))
+    prepared = SimpleNamespace(options=options, chosen=None, dataset=SimpleNamespace(longest=1, train=[None]))
     opened = SimpleNamespace(client=SimpleNamespace(plan=plan))
     with pytest.raises(VoxError) as caught:
         asyncio.run(training.check_memory(None, None, prepared, opened, devices=devices))
