@@ -162,6 +162,7 @@ def ratios(found: Numbers, models: dict[str, tuple[Path, Path]]) -> dict[str, fl
                     made[f"{name}.{what}_over_{other}"] = ours[key] / theirs[key]
         if "decode_8_tokens_per_s" in ours:
             made[f"{name}.decode_8_over_1"] = ours["decode_8_tokens_per_s"] / ours["decode_tokens_per_s"]
+            made[f"{name}.drawn_8_over_1"] = ours["drawn_8_tokens_per_s"] / ours["drawn_tokens_per_s"]
     whole = found["whole"]
     made["whole.peak_pss_mib"] = whole["vox"]["peak_pss_mib"]
     made["serving.peak_pss_mib"] = found["serving"]["peak_pss_mib"]

@@ -46,6 +46,8 @@ def broken(cli, tmp_path_factory):
     manifest = manifest_text(
         "mens-torch-cuda", "0.1.0", lane="cuda", devices=("nvidia :: compute_capability >= 8.0",)
     )
+    # As the real one's: a plugin without canonical numerics would not be missed.
+    manifest = manifest.replace('["fast"]', '["canonical", "fast"]')
     wheel = write_toy_wheel(folder / "toy", "mens-torch-cuda", "0.1.0", manifest=manifest)
     done = here.run("plugin", "install", "--path", str(wheel), "--no-index")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vox_host import cli
-from vox_host.cli.output import print_table, render_error
+from vox_host.cli.output import print_table, print_warning, render_error
 from vox_host.errors import IntegrityError, VoxError
 
 
@@ -99,3 +99,10 @@ def test_another_system_is_told_so_and_nothing_is_done(
 def test_a_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "b"), [("one", "x" * 200), ("2", "y")])
     assert capsys.readouterr().out == f"a    b\none  {'x' * 200}\n2    y\n"
+
+
+def test_words_of_a_plugin_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    told = render_error(VoxError("own-code", "it is \x1b[31mred", facts=[("why", "a\x00b")]))
+    assert told == "error[own-code]: it is \\x1b[31mred\n  why  a\\x00b"
+    print_warning("it is \x1b[31mred\nerror[forged]: or so")
+    assert capsys.readouterr().err == "warning: it is \\x1b[31mred error[forged]: or so\n"

@@ -333,6 +333,16 @@ async def test_a_degraded_lane_is_said_in_each_response(serving):
         assert (await response.json())["vox"]["degraded"].startswith("running on the CPU")
 
 
+@pytest.mark.parametrize("words", ["\x1b[31mred", "a\x00b", "ü\u202eb", "long " * 2000])
+async def test_whatever_a_plugin_says_of_its_fall_there_is_an_answer(serving, words):
+    client = await serving(make_service(info=model_info(degraded=words)))
+    async with client.post(CHAT, json=HELLO) as response:
+        assert response.status == 200
+        told = response.headers["x-vox-degraded"]
+        assert told.isascii() and told.isprintable() and len(told) <= 1000
+        assert (await response.json())["vox"]["degraded"] == words
+
+
 async def test_models_and_backends_list_what_is_served(serving):
     record = {
         "plugin_id": "scripted",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vox_host.errors import UsageError, VoxError
+from vox_host.printable import printable
 
 __all__ = [
     "flush_output",
@@ -91,8 +92,8 @@ def print_progress(text: str) -> None:
 
 
 def print_warning(text: str) -> None:
-    """Say on stderr what a user must not miss."""
-    print_line(f"warning: {text}", error=True)
+    """Say on stderr, in one line, what a user must not miss; the words may be a plugin's."""
+    print_line(f"warning: {printable(' '.join(text.splitlines()))}", error=True)
 
 
 def print_json(value: Any) -> None:
@@ -127,7 +128,8 @@ def render_error(error: VoxError) -> str:
         lines += [f"  {'':<{width}}  {line}".rstrip() for line in more]
     if error.remedy:
         lines.append(error.remedy)
-    return "\n".join(lines)
+    # Its words and facts may be a plugin's, or a file's.
+    return printable("\n".join(lines), keep="\n\t")
 
 
 def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:

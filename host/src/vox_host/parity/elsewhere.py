@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vox_host.counted import counted
 from vox_host.errors import IntegrityError, UsageError
 from vox_host.parity.certificate import DIGEST, VERSION, is_certificate, signed
 from vox_host.parity.compare import Answered, SideResult
@@ -63,7 +64,7 @@ def parse_certificate(data: bytes, name: str, asked: AskedHere) -> Elsewhere:
     if read.requests != asked.requests:
         raise _damaged(name, "requests", str(asked.requests), str(read.requests))
     if asked.training_sha256 is not None and len(read.sides[0].taken) - 1 != asked.options["train_steps"]:
-        expected = f"{asked.options['train_steps']} steps and what was before them"
+        expected = f"{counted(asked.options['train_steps'], 'step')} and what was before"
         raise _damaged(name, "sides.0.taken", expected, f"{len(read.sides[0].taken)} entries")
     is_left_out = read.training_digest is not None and asked.training_sha256 is None
     steps = len(read.sides[0].taken) - 1
@@ -150,7 +151,9 @@ def _check_whole(read: CertificateFields, name: str) -> None:
         most = read.options.max_tokens if read.options is not None else None
         if most is not None and any(len(answer.token_ids) > most for answer in side.answers):
             longest = max(len(answer.token_ids) for answer in side.answers)
-            raise _damaged(name, f"sides.{place}.answers", f"at most {most} tokens each", str(longest))
+            raise _damaged(
+                name, f"sides.{place}.answers", f"at most {counted(most, 'token')} each", str(longest)
+            )
         taken = [step.step for step in side.taken]
         if read.training_digest is None and taken:
             raise _damaged(
@@ -196,7 +199,7 @@ def _refuse_another(read: CertificateFields, name: str, asked: AskedHere) -> Non
         raise _of_another(
             name,
             "it holds no training, and --train-steps asks for some; nothing was started",
-            f"{asked.options['train_steps']} steps of training",
+            f"{counted(asked.options['train_steps'], 'step')} of training",
             "no steps of training",
             "Leave --train-steps out, or make it again with --train-steps.",
         )

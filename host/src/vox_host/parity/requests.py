@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vox_host.counted import counted
 from vox_host.errors import UsageError
 from vox_host.printable import printable
 from vox_plugin_api import messages as m
@@ -94,10 +95,12 @@ def refuse_too_long(asked: Sequence[Asked], context_length: int | None, *, is_mo
     for one in asked:
         needed = len(one.token_ids) + one.max_tokens
         if context_length is not None and needed > context_length:
-            shorten = f"Shorten the prompt or lower --max-tokens, by {needed - context_length} tokens"
+            shorten = (
+                f"Shorten the prompt or lower --max-tokens, by {counted(needed - context_length, 'token')}"
+            )
             raise UsageError(
                 "context_length_exceeded",
-                f"prompt {one.number} has {len(one.token_ids)} tokens, which with --max-tokens "
+                f"prompt {one.number} has {counted(len(one.token_ids), 'token')}, which with --max-tokens "
                 f"{one.max_tokens} are more than the context holds; nothing was started",
                 facts=[("needed", needed), ("context_length", context_length)],
                 remedy=f"{shorten}." if is_models else f"{shorten}, or raise --context-length.",

@@ -93,23 +93,29 @@ def read_verified(path: Path) -> tuple[Path, AdapterManifest]:
     Raises:
         ModelError, IntegrityError: as `open_adapter`.
     """
-    seen: tuple[Path, bytes] | None = None
+    seen: tuple[Path, tuple[int, int] | None] | None = None
     for _ in range(_TRIES):
         folder = path / PUBLISHED if (path / PUBLISHED).is_dir() else path
-        data = b""
+        identity: tuple[int, int] | None = None
         expected: tuple[str, ...] = _WHOLE
         try:
-            data = (folder / ADAPTER_MANIFEST).read_bytes()
-            manifest = parse_manifest(data, folder / ADAPTER_MANIFEST)
+            found = (folder / ADAPTER_MANIFEST).stat()
+            # Not its bytes: the same adapter may be published again and again.
+            identity = (found.st_ino, found.st_mtime_ns)
+            manifest = parse_manifest((folder / ADAPTER_MANIFEST).read_bytes(), folder / ADAPTER_MANIFEST)
             expected = tuple(manifest.files)
             _verify(path, folder, manifest)
         except (VoxError, OSError) as error:
+            if folder != path and not folder.is_dir():
+                # Someone who publishes took its files out meanwhile.
+                seen = None
+                continue
             # The same manifest twice in the same place: it is not that someone publishes meanwhile.
-            if seen == (folder, data):
+            if seen == (folder, identity):
                 if isinstance(error, VoxError):
                     raise
                 raise _unreadable(path, expected, error) from None
-            seen = (folder, data)
+            seen = (folder, identity)
             continue
         return folder, manifest
     raise ModelError(

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from vox_host.app.service import ModelService
 from vox_host.errors import VoxError
+from vox_host.printable import printable
 from vox_host.server.admission import Admission
 from vox_host.server.api_error import ApiError, api_error_of, internal_error
 
@@ -21,6 +22,7 @@ __all__ = ["EXCHANGE", "REQUEST_ID", "Exchange", "dumps", "json_response", "stre
 
 REQUEST_ID = web.RequestKey("request_id", str)
 KEEPALIVE_S = 5.0
+_HEADER_LETTERS = 1000
 _log = logging.getLogger("vox_host.server")
 
 
@@ -36,14 +38,23 @@ class Exchange:
         info = self.service.info
         headers = {"x-vox-plugin": info.plugin_id, "x-vox-lane": info.lane, "x-vox-numerics": info.numerics}
         if info.degraded is not None:
-            # A header holds Latin-1 and no line break; the JSON has the text as it is.
-            headers["x-vox-degraded"] = " ".join(info.degraded.split()).encode("ascii", "replace").decode()
+            headers["x-vox-degraded"] = _header_text(info.degraded)
         if seed is not None:
             headers["x-vox-seed"] = str(seed)
         return headers
 
 
 EXCHANGE: web.AppKey[Exchange] = web.AppKey("exchange", Exchange)
+
+
+def _header_text(text: str) -> str:
+    """Return a text as a header can hold it, and every client takes it; the JSON has it as it is.
+
+    The words are often a plugin's: a header with a control character is refused by aiohttp, and then there
+    is no answer at all.
+    """
+    plain = printable(" ".join(text.split())).encode("ascii", "replace").decode()
+    return plain if len(plain) <= _HEADER_LETTERS else f"{plain[: _HEADER_LETTERS - 4]} ..."
 
 
 def dumps(value: object) -> str:
