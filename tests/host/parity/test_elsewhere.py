@@ -9,7 +9,7 @@ import pytest
 
 from vox_host.cli.parity_report import print_comparison
 from vox_host.errors import IntegrityError, UsageError
-from vox_host.parity.certificate import certificate, is_certificate, signed
+from vox_host.parity.certificate import certificate, is_as_written, is_certificate, signed
 from vox_host.parity.compare import Answered, SideResult, first_parting, labelled_apart
 from vox_host.parity.elsewhere import AskedHere, parse_certificate, refuse_other_numerics
 from vox_host.parity.training import Taken, first_step_apart
@@ -217,4 +217,19 @@ def test_the_repository_s_records_are_whole():
             requests=facts["requests"], training_sha256=None, options=OPTIONS,
         )  # fmt: skip
         assert parse_certificate(path.read_bytes(), path.name, asked).sides
-        assert is_certificate(facts)
+        assert is_certificate(facts) and is_as_written(facts)
+        assert not is_as_written(facts | {"notes": "mine"})
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"certificate": 2, "verdict": "mine", "sides": [], "thesis": "precious"},
+        {"certificate": 2, "verdict": "mine", "sides": [], "certificate_digest": "0" * 64},
+        {"certificate": 2, "verdict": float("nan"), "sides": []},
+    ],
+)
+def test_what_only_looks_like_a_certificate_is_not_as_one_was_written(facts):
+    assert is_certificate(facts) and not is_as_written(facts)
+    if facts["verdict"] == "mine":
+        assert is_as_written(signed(facts))

@@ -25,7 +25,7 @@ from vox_host.models.installed import InstalledModel
 from vox_host.models.tokenizer import Tokenizer
 from vox_host.models.verifying import verify_files
 from vox_host.named_file import read_named
-from vox_host.parity.certificate import certificate, is_certificate, machine_facts
+from vox_host.parity.certificate import certificate, is_as_written, machine_facts
 from vox_host.parity.compare import Parting, SideResult, first_parting, labelled_apart
 from vox_host.parity.elsewhere import AskedHere, parse_certificate, refuse_other_numerics
 from vox_host.parity.requests import (
@@ -133,7 +133,7 @@ def parity(
     """Compare plugins, or ways of one, byte for byte. Exits with 6 if they differ."""
     settings = load_settings()
     if out is not None:
-        refuse_bad_target(out, "record or certificate of `vox-host parity`", is_certificate)
+        refuse_bad_target(out, "record or certificate of `vox-host parity` as it wrote it", is_as_written)
         _refuse_own_input(out, against or [])
     sides = parse_sides(plugin)
     if record:

@@ -18,6 +18,7 @@ __all__ = [
     "RECORDED",
     "VERSION",
     "certificate",
+    "is_as_written",
     "is_certificate",
     "machine_facts",
     "signed",
@@ -110,6 +111,14 @@ def signed(facts: Mapping[str, Any]) -> dict[str, Any]:
 def is_certificate(facts: Mapping[str, Any]) -> bool:
     """Say whether a JSON object is a certificate or a record, of any version, whole or damaged."""
     return {"certificate", "verdict", "sides"} <= facts.keys()
+
+
+def is_as_written(facts: Mapping[str, Any]) -> bool:
+    """Say whether they are a certificate or a record with the digest of all that it says."""
+    try:
+        return is_certificate(facts) and signed(facts)[DIGEST] == facts.get(DIGEST)
+    except (ValueError, RecursionError):
+        return False
 
 
 def machine_facts() -> dict[str, Any]:
