@@ -18,7 +18,6 @@ from vox_host.models.importing import import_model, open_source
 __all__ = ["cpu_lane", "import_demo", "logits", "open_model"]
 
 CHUNK = 256
-"""Positions that are computed at once; the logits of so many are 256 MiB."""
 
 
 def cpu_lane() -> Ops:
@@ -41,18 +40,15 @@ def import_demo(gguf: Path, folder: Path) -> Path:
     return folder / "demo"
 
 
-def logits(
-    model: Model, ops: Ops, token_ids: list[int], every: int = 1
-) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
-    """Yield some positions and their logits, of every position or of one in `every`; all are computed."""
+def logits(model: Model, ops: Ops, token_ids: list[int]) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """Yield (first position, logits of up to CHUNK positions)."""
     blocks = -(-len(token_ids) // BLOCK)
     cache = model.new_cache(blocks)
     table = np.arange(blocks, dtype=np.int32)[None]
     for start in range(0, len(token_ids), CHUNK):
         part = np.array(token_ids[start : start + CHUNK], np.int32)
         rows = np.arange(len(part), dtype=np.int32)
-        read = rows[(rows + start) % every == 0]
-        batch = Batch(part, rows + start, np.array([0, len(part)], np.int32), table, read)
+        batch = Batch(part, rows + start, np.array([0, len(part)], np.int32), table, rows)
         result = model.forward(batch, cache)
         assert not result.faults
-        yield read + start, ops.to_host(result.logits)
+        yield start, ops.to_host(result.logits)

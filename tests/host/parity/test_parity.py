@@ -328,6 +328,7 @@ def test_every_value_of_a_step_is_compared(field):
         ("--against", "deep.json", "nested too deeply"),
         ("--prompts", "huge", "longer than 64 MiB"),
         ("--out", "mine.txt", "exists and is no record or certificate"),
+        ("--out", "looks.json", "exists and is no record or certificate"),
         ("--kv-cache-mib", str(10**22), "more memory than this machine has"),
         ("--prompts", "long.txt", "prompt 2 has"),
     ],
@@ -339,6 +340,8 @@ def test_what_a_user_names_is_refused_before_anything_runs(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "deep.json").write_bytes(b"[" * 100_000)
     (tmp_path / "mine.txt").write_text("mine")
+    looks = '{"certificate": 2, "verdict": "mine", "sides": []}'
+    (tmp_path / "looks.json").write_text(looks)
     (tmp_path / "long.txt").write_text("short\n" + "a b c d " * 20_000)
     with (tmp_path / "huge").open("wb") as huge:
         huge.truncate((64 << 20) + 1)
@@ -347,6 +350,7 @@ def test_what_a_user_names_is_refused_before_anything_runs(
     told = capsys.readouterr().err
     assert (status, said in told, "nothing was started" in told) == (2, True, True), told
     assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "looks.json").read_text() == looks
     assert "error[bug]" not in told
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from fixtures.runs import a_checkpoint, a_run, adapter_bytes, some_facts
 from vox_host.errors import IntegrityError, UsageError, VoxError
-from vox_host.runs.layout import PUBLISHED, RunDirectory
+from vox_host.runs import open as opening
+from vox_host.runs.layout import ADAPTER_MANIFEST, PUBLISHED, RunDirectory
 from vox_host.runs.open import open_adapter, read_verified
 from vox_host.runs.publish import publish_adapter, settle
 
@@ -188,3 +189,43 @@ def test_a_reader_beside_a_publisher_sees_whole_adapters_only(tmp_path: Path) ->
         folder, manifest = read_verified(run.path)
         seen.add((manifest.step, folder.name))
     assert {step for step, _ in seen} == {1, 2}
+
+
+def test_the_same_adapter_published_again_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that meets two publishes of equal manifests half-way tries again; one that rests is damage."""
+    run, _ = published(tmp_path)
+    manifest = run.path / ADAPTER_MANIFEST
+    checked = opening._verify
+    left = 3
+
+    def half_way(*arguments: object) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            data = manifest.read_bytes()
+            manifest.with_name("next").write_bytes(data)
+            manifest.with_name("next").replace(manifest)
+            raise IntegrityError("half-way", "between two publishes", remedy="Try again.")
+        checked(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(opening, "_verify", half_way)
+    assert read_verified(run.path)[1].step == 1 and left == 0
+    run.adapter_model.write_bytes(NEW)
+    with pytest.raises(IntegrityError):
+        read_verified(run.path)
+
+
+def test_a_publish_that_ends_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = published(tmp_path)
+    # `.published` is seen and then gone, twice; then nobody publishes.
+    seen = iter([True, False, True, False])
+    is_dir = Path.is_dir
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path: next(seen, False) if path.name == PUBLISHED else is_dir(path)
+    )
+    folder, manifest = read_verified(run.path)
+    assert (folder, manifest.step, next(seen, "all")) == (run.path, 1, "all")
