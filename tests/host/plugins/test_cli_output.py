@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vox_host import cli
-from vox_host.cli.output import print_table, print_warning, render_error
+from vox_host.cli.output import print_progress, print_table, print_warning, render_error, report_error
 from vox_host.errors import IntegrityError, VoxError
 
 
@@ -102,7 +102,11 @@ def test_a_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_words_of_a_plugin_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    told = render_error(VoxError("own-code", "it is \x1b[31mred", facts=[("why", "a\x00b")]))
-    assert told == "error[own-code]: it is \\x1b[31mred\n  why  a\\x00b"
+    error = VoxError("own-code", "it is \x1b[31mred", facts=[("why", "a\x00b")])
+    assert report_error(error, debug=False, as_json=False) == error.exit_code
+    assert capsys.readouterr().err == "error[own-code]: it is \\x1b[31mred\n  why  a\\x00b\n"
     print_warning("it is \x1b[31mred\nerror[forged]: or so")
-    assert capsys.readouterr().err == "warning: it is \\x1b[31mred error[forged]: or so\n"
+    print_progress("x could not be used: \x1b[31mred\nready")
+    warned, said = capsys.readouterr().err.splitlines()
+    assert warned == "warning: it is \\x1b[31mred error[forged]: or so"
+    assert said == "  x could not be used: \\x1b[31mred ready"

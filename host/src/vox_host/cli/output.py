@@ -31,10 +31,11 @@ __all__ = [
 
 
 def print_line(text: str, *, error: bool = False) -> None:
-    """Print one line to stdout, or to stderr."""
+    """Print one line to stdout, or to stderr, where the words may be a plugin's or a file's."""
     if not error:
         print_piece(f"{text}\n")
         return
+    text = printable(text, keep="\n\t")
     # Where stderr can't be written there is nobody to tell.
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{text}\n")
@@ -87,13 +88,13 @@ def _named() -> Iterator[None]:
 
 
 def print_progress(text: str) -> None:
-    """Say on stderr what is being done."""
-    print_line(f"  {text}", error=True)
+    """Say on stderr, in one line, what is being done."""
+    print_line(f"  {' '.join(text.splitlines())}", error=True)
 
 
 def print_warning(text: str) -> None:
-    """Say on stderr, in one line, what a user must not miss; the words may be a plugin's."""
-    print_line(f"warning: {printable(' '.join(text.splitlines()))}", error=True)
+    """Say on stderr, in one line, what a user must not miss."""
+    print_line(f"warning: {' '.join(text.splitlines())}", error=True)
 
 
 def print_json(value: Any) -> None:
@@ -128,8 +129,7 @@ def render_error(error: VoxError) -> str:
         lines += [f"  {'':<{width}}  {line}".rstrip() for line in more]
     if error.remedy:
         lines.append(error.remedy)
-    # Its words and facts may be a plugin's, or a file's.
-    return printable("\n".join(lines), keep="\n\t")
+    return "\n".join(lines)
 
 
 def report_error(error: Exception, *, debug: bool, as_json: bool) -> int:
