@@ -327,8 +327,11 @@ def test_every_value_of_a_step_is_compared(field):
         ("--against", "pipe", "this is a pipe"),
         ("--against", "deep.json", "nested too deeply"),
         ("--prompts", "huge", "longer than 64 MiB"),
-        ("--out", "mine.txt", "exists and is no record or certificate"),
-        ("--out", "looks.json", "exists and is no record or certificate"),
+        ("--out", "mine.txt", "exists and is no whole record or certificate"),
+        ("--out", "to-nothing", "this is a symbolic link"),
+        ("--out", "to-itself", "this is a symbolic link"),
+        ("--out", "to-mine", "this is a symbolic link"),
+        ("--out", "looks.json", "exists and is no whole record or certificate"),
         ("--kv-cache-mib", str(10**22), "more memory than this machine has"),
         ("--prompts", "long.txt", "prompt 2 has"),
     ],
@@ -342,6 +345,9 @@ def test_what_a_user_names_is_refused_before_anything_runs(
     (tmp_path / "mine.txt").write_text("mine")
     looks = '{"certificate": 2, "verdict": "mine", "sides": []}'
     (tmp_path / "looks.json").write_text(looks)
+    links = {"to-nothing": "absent", "to-itself": "to-itself", "to-mine": "mine.txt"}
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(target)
     (tmp_path / "long.txt").write_text("short\n" + "a b c d " * 20_000)
     with (tmp_path / "huge").open("wb") as huge:
         huge.truncate((64 << 20) + 1)
@@ -351,6 +357,7 @@ def test_what_a_user_names_is_refused_before_anything_runs(
     assert (status, said in told, "nothing was started" in told) == (2, True, True), told
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert (tmp_path / "looks.json").read_text() == looks
+    assert {link: os.readlink(tmp_path / link) for link in links} == links
     assert "error[bug]" not in told
 
 

@@ -133,7 +133,7 @@ def parity(
     """Compare plugins, or ways of one, byte for byte. Exits with 6 if they differ."""
     settings = load_settings()
     if out is not None:
-        refuse_bad_target(out, "record or certificate of `vox-host parity` as it wrote it", is_as_written)
+        refuse_bad_target(out, "whole record or certificate of `vox-host parity`", is_as_written)
         _refuse_own_input(out, against or [])
     sides = parse_sides(plugin)
     if record:

@@ -27,13 +27,20 @@ def refuse_bad_target(path: Path, what: str, is_ours: Callable[[Mapping[str, Any
 
     Raises:
         UsageError: `out-folder`: its folder does not exist, or it is no file; `out-exists`: it is there,
-            and nothing that this command wrote.
+            and nothing that this command wrote, nor empty.
     """
     if not path.absolute().parent.is_dir():
         raise UsageError(
             "out-folder",
             f"--out {path}: the folder does not exist; nothing was started",
             remedy="Make it first, or name another place.",
+        )
+    if path.is_symlink():
+        # Written aside and renamed: the link would become a file, and what it names would stay as it was.
+        raise UsageError(
+            "out-folder",
+            f"--out {path}: this is a symbolic link; nothing was started",
+            remedy="Name the file itself.",
         )
     if path.exists() and not path.is_file():
         raise UsageError(
