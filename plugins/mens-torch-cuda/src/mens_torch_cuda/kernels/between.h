@@ -32,12 +32,13 @@ CANON int64_t code_scale_at(bool is_in_tiles, int64_t row, int64_t block, int64_
   return ((row / 16 * (blocks / 4) + block / 4) * 16 + row % 16) * 4 + block % 4;
 }
 
-CANON uint32_t four_codes(const Quad& y, float d, int32_t amax) {
+// `inverse`: of the block, and 0 where it has no codes.
+CANON float code_inverse(float d, int32_t amax) { return has_codes(d) ? activation_inverse(amax) : 0.0f; }
+CANON uint32_t four_codes(const Quad& y, float inverse) {
   uint32_t word = 0;
-  if (!has_codes(d)) return word;
-  const float inverse = activation_inverse(amax);
+  if (inverse > 0.0f)
 #pragma unroll
-  for (int i = 0; i < 4; ++i) word |= ((uint32_t)activation_code(y.values[i], inverse) & 255u) << 8 * i;
+    for (int i = 0; i < 4; ++i) word |= ((uint32_t)activation_code(y.values[i], inverse) & 255u) << 8 * i;
   return word;
 }
 CANON int32_t four_magnitude(const Quad& y) {
@@ -49,9 +50,9 @@ CANON int32_t four_magnitude(const Quad& y) {
   }
   return amax;
 }
-// Of the eight threads that have a block's quads; `magnitudes` is theirs of this turn.
-CANON int32_t block_magnitude(const int32_t* magnitudes) {
-  const Whole low = *(const Whole*)(magnitudes + VOX_LOCAL / 8 * 8), high = *(const Whole*)(magnitudes + VOX_LOCAL / 8 * 8 + 4);
+// Of a block, from those of its eight quads.
+CANON int32_t block_magnitude(const int32_t* of_quads) {
+  const Whole low = *(const Whole*)of_quads, high = *(const Whole*)(of_quads + 4);
   int32_t amax = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -89,6 +90,7 @@ VOX_KERNEL(vox_step_between_norm)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1),
   VOX_SHARED Quad staged[kNormStagedQuads];
   VOX_SHARED Whole magnitudes[kNormMagnitudeWholes];
   VOX_SHARED Quad sums[kNormSumQuads];
+  VOX_SHARED float inverses[kNormBlocks];
   const int64_t row = VOX_GROUP_Y, first = row * args.columns;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1;
   float *terms = (float*)(Quad*)staged, *of_chunks = (float*)(Quad*)sums;
@@ -127,6 +129,7 @@ VOX_KERNEL(vox_step_between_norm)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1),
   for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, of_chunks[c]);
   const float inverse = norm_inverse(sum, (float)args.columns, args.eps);
   const bool is_sound = is_finite(sum);
+  bool are_finite = true;
 #pragma unroll
   for (int t = 0; t < kNormTurns; ++t) {
     const int32_t k = (VOX_LOCAL + t * kGroup) * 4;
@@ -135,21 +138,30 @@ VOX_KERNEL(vox_step_between_norm)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1),
     for (int j = 0; j < 4; ++j) {
       // An infinite sum makes every output zero, and would hide: the row is NaN instead.
       own[t].values[j] = is_sound ? normed(own[t].values[j], inverse, w[t].values[j]) : f_from(0x7FC00000);
-      VOX_WATCH(own[t].values[j], row);
+      are_finite = are_finite && is_finite(own[t].values[j]);
     }
     *(Quad*)(out + first + k) = own[t];
     ((int32_t*)(Whole*)magnitudes)[t * kGroup + VOX_LOCAL] = four_magnitude(own[t]);
   }
+  if (!are_finite) faults[row] = 1;
   if (args.codes_out == kNoCodes) return;
   VOX_BARRIER();
+  // A thread a block: quotients are many instructions, and code that is run once is as slow as it is long.
+  const bool is_in_tiles = args.codes_out == kCodesOfTiles;
+  for (int32_t block = VOX_LOCAL; block < args.columns / 32; block += kGroup) {
+    const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + block * 8);
+    const float d = activation_scale(amax);
+    inverses[block] = code_inverse(d, amax);
+    scales[code_scale_at(is_in_tiles, row, block, args.columns / 32)] = d;
+  }
+  VOX_BARRIER();
+  // A turn is whole blocks: as far on in either order.
+  int8_t* to = codes + code_at(is_in_tiles, row, VOX_LOCAL * 4, args.columns);
+  const int32_t turn = is_in_tiles ? kGroup * 4 * 16 : kGroup * 4;
 #pragma unroll
   for (int t = 0; t < kNormTurns; ++t) {
     const int32_t k = (VOX_LOCAL + t * kGroup) * 4;
-    if (k >= args.columns) continue;
-    const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + t * kGroup);
-    const float d = activation_scale(amax);
-    if (k % 32 == 0) scales[code_scale_at(args.codes_out == kCodesOfTiles, row, k / 32, args.columns / 32)] = d;
-    *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, row, k, args.columns)) = four_codes(own[t], d, amax);
+    if (k < args.columns) *(uint32_t*)(to + t * turn) = four_codes(own[t], inverses[k / 32]);
   }
 }
 
@@ -178,8 +190,8 @@ VOX_KERNEL(vox_step_between_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), 
   ((int32_t*)(Whole*)magnitudes)[VOX_LOCAL] = four_magnitude(y);
   VOX_BARRIER();
   if (!is_inside) return;
-  const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes);
+  const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + VOX_LOCAL / 8 * 8);
   const float d = activation_scale(amax);
   if (k % 32 == 0) scales[code_scale_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k / 32, args.width / 32)] = d;
-  *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k, args.width)) = four_codes(y, d, amax);
+  *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
 }

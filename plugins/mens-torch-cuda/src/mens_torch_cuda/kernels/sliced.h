@@ -29,7 +29,7 @@ struct Sliced {
     kStages = (int)kChunk / kColumns,   // of a chunk
     rows = kColumns * kM,               // floats of a stage
     stage = rows + kColumns / 2 * kN,   // and words
-    kSent = kM * kColumns / 4 / 32,     // quads of a stage that a lane brings
+    kSent = kM / 16,                    // quads of a stage that a lane brings
     kPieces = kN / 32,                  // and pieces
     QuadsM = RM / 4,
     QuadsN = RN / 4,
@@ -58,13 +58,18 @@ struct Sliced {
       for (int q = 0; q < 4; ++q) it.held[u].values[q] = f_from((int32_t)quad.words[q]);
     }
   }
+  // Two lanes bring the eight terms of a row, since a line of memory is asked for once for both. So that they write to
+  // different banks, the later four terms have their rows, or where those are one quad their terms, exchanged in pairs.
+  CANON int place_of(int half, int q, int row) {
+    return QuadsM == 2 ? (4 * half + q) * kM + (row ^ 16 * half) : ((4 * half + q) ^ half) * kM + row;
+  }
   CANON void store(const Side& it, float* to) {
     const int lane = VOX_LOCAL % 32;
 #pragma unroll
     for (int u = 0; u < kSent; ++u) {
-      const int at = lane + 32 * u;
+      const int row = lane / 2 + 16 * u, half = lane % 2;
 #pragma unroll
-      for (int q = 0; q < 4; ++q) to[(at / kM * 4 + q) * kM + at % kM] = it.held[u].values[q];
+      for (int q = 0; q < 4; ++q) to[place_of(half, q, row)] = it.held[u].values[q];
     }
 #pragma unroll
     for (int u = 0; u < kPieces; ++u)
@@ -72,18 +77,19 @@ struct Sliced {
       for (int q = 0; q < 4; ++q) to[rows + q * kN + lane + 32 * u] = f_from((int32_t)it.pieces[u].words[q]);
   }
 
-  // Two more terms of every chain.
+  // Terms `k` and the next one of every chain.
   template <class F>
-  CANON void two(float (&p)[RM][RN], const float* of_rows, const float* of_weight) {
+  CANON void two(float (&p)[RM][RN], int k, const float* of_rows, const float* of_weight) {
     float words[RN];
-    quads_of<QuadsN, LanesN * 4>(of_weight, words);
+    quads_of<QuadsN, LanesN * 4>(of_weight + k / 2 * kN, words);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
+    for (int half = 0; half < 2; ++half) {
       float x[RM], w[RN];
-      quads_of<QuadsM, LanesM * 4>(of_rows + k * kM, x);
+#pragma unroll
+      for (int i = 0; i < QuadsM; ++i) quads_of<1, 0>(of_rows + place_of(k / 4, k % 4 + half, i * 16), x + 4 * i);
 #pragma unroll
       for (int j = 0; j < RN; ++j)
-        w[j] = k == 0 ? F::low((uint32_t)f_bits(words[j])) : F::high((uint32_t)f_bits(words[j]));
+        w[j] = half == 0 ? F::low((uint32_t)f_bits(words[j])) : F::high((uint32_t)f_bits(words[j]));
       outer(x, w, p);
     }
   }
@@ -102,9 +108,8 @@ struct Sliced {
       side.from_weight[u] = weight + piece_at(first_output + lane + 32 * u, 0, columns / 8);
 #pragma unroll
     for (int u = 0; u < kSent; ++u) {
-      const int at = lane + 32 * u;
-      const int64_t row = first_row + at % kM;
-      side.from_rows[u] = in.x + (row < args.rows ? row : args.rows - 1) * columns + at / kM * 4;
+      const int64_t row = first_row + lane / 2 + 16 * u;
+      side.from_rows[u] = in.x + (row < args.rows ? row : args.rows - 1) * columns + lane % 2 * 4;
     }
     float* staged = shared + warp * 2 * stage;
     Quad* slabs = (Quad*)(shared + Slices * 2 * stage);
@@ -136,8 +141,7 @@ struct Sliced {
           }
           if (k < columns) {
 #pragma unroll
-            for (int i = 0; i < kColumns; i += 2)
-              two<F>(p, mine + turn * stage + i * kM, mine_of_weight + turn * stage + i / 2 * kN);
+            for (int i = 0; i < kColumns; i += 2) two<F>(p, i, mine + turn * stage, mine_of_weight + turn * stage);
           }
           if (next < columns) store(side, staged + (turn ^ 1) * stage);
           warp_barrier();
