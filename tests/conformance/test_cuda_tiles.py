@@ -12,7 +12,7 @@ from grid_shim.device import ShimDevice
 from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
-from mens_torch_cuda.few_rows import FEW_TILES, few_tile, is_few
+from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, can_be_in_tiles, coded_tile
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -53,10 +53,10 @@ def plain(device, weight, activations, rows):
     return out.view(np.float32)
 
 
-def tiled(device, tile, weight, activations, rows, residual):
-    """The product by a tile, added to `residual` if there is one; and the flags."""
+def tiled(device, tile, weight, activations, rows, residual, flags=None):
+    """The product by a tile, added to `residual` if there is one; rows that are not finite set `flags`."""
     out, none = device.empty(4 * rows * weight.rows), activations[0]
-    flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
+    flags = flags or [device.zeros(4 * rows), device.zeros(4 * rows)]
     buffers = (
         *activations,
         *(buffer for buffer in weight.buffers for _ in range(3)),
@@ -115,31 +115,72 @@ def scales_in_tiles(scales):
 
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(
-    "shape", [(1, 128, 2), (70, 256, 33), (40, 640, 17), (130, 1152, 9), (136, 1024, 64)]
+    "shape",
+    [
+        (1, 128, 2),
+        (130, 128, 65),
+        (70, 256, 33),
+        (40, 640, 17),
+        (130, 1152, 9),
+        (136, 1024, 64),
+        (72, 768, 131),
+    ],
 )
-def test_tiles_of_few_rows_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
+def test_tiles_of_codes_in_their_order_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
     outputs, columns, rows = shape
     device = ShimDevice(cuda_library, order=order)
     weight = code_weights(device, outputs, columns)
     codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
     scales = np.abs(drawn(4, rows, columns // 32))
+    # Sums of products at the border of what is flushed: some end as -0.
+    codes[::2] = 0
+    codes[::2, ::32] = 1
+    scales[::2] *= 2e-36
     expected = plain(device, weight, (device.put(codes), device.put(scales)), rows)
     residual = drawn(6, rows, outputs)
     activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
-    for tile in FEW_TILES.values():
+    if columns == 128 and outputs > 1:
+        zeros = expected[expected == 0.0]
+        assert np.signbit(zeros).any() and not np.signbit(zeros).all()
+    for tile in (*FEW_TILES.values(), *MANY_TILES.values()):
         assert tiled(device, tile, weight, activations, rows, None).tobytes() == expected.tobytes(), tile
         found = tiled(device, tile, weight, activations, rows, device.put(residual))
         assert found.tobytes() == (residual.reshape(-1) + expected).tobytes(), tile
 
 
-def test_tiles_of_few_rows_are_chosen_by_rows_and_outputs():
-    assert [is_few(rows, 4096) for rows in (1, 2, 64, 65)] == [False, True, True, False]
-    assert not is_few(8, 160)
-    assert [few_tile(rows, [4096]).name for rows in (2, 16, 17, 64)] == ["16x32", "16x32", "32x16", "32x32"]
-    assert [few_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
+@pytest.mark.parametrize("outputs", [40, 41])
+def test_tiles_of_codes_in_their_order_tell_rows_that_are_not_finite(cuda_library, outputs):
+    """Of a product, and of its sum with a residual; nothing of rows and outputs that are not there."""
+    device, rows = ShimDevice(cuda_library), 20
+    weight = code_weights(device, outputs, 128)
+    scales = np.full((rows, 4), 1.0, np.float32)
+    scales[3, 1], scales[17] = np.nan, 1e34
+    codes = np.random.default_rng(3).integers(1, 128, (rows, 128)).astype(np.int8)
+    activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
+    residual = np.zeros((rows, outputs), np.float32)
+    residual[11, outputs - 1] = np.inf
+    residual[17] = 3.4e38 * np.sign(
+        plain(device, weight, (device.put(codes), device.put(scales)), rows).reshape(rows, -1)[17]
+    )
+    for tile in (*FEW_TILES.values(), *MANY_TILES.values()):
+        flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
+        tiled(device, tile, weight, activations, rows, device.put(residual), flags)
+        assert [list(np.flatnonzero(flag.view(np.int32))) for flag in flags] == [[3], [3, 11, 17]], tile
+
+
+def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
+    assert [can_be_in_tiles(rows, 4096) for rows in (1, 2, 64, 65, 8192)] == [False, True, True, True, True]
+    assert not can_be_in_tiles(8, 160)
+    chosen = [coded_tile(rows, [4096]).name for rows in (2, 16, 17, 64, 65, 512, 8192)]
+    assert chosen[:4] == ["16x32", "16x32", "32x16", "32x32"]
+    assert chosen[4:] == ["32x32by2", "64x64by2", "64x64by2"]
+    assert [coded_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
         "32x16", "32x32", "32x128",
     ]  # fmt: skip
-    assert few_tile(8, [151936]).name == "16x128"
+    assert coded_tile(8, [151936]).name == "16x128"
+    assert all(tile.shared <= 99 << 10 for tile in MANY_TILES.values()), (
+        "more than every GPU that we take has"
+    )
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():

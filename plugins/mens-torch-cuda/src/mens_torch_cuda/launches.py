@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
-from mens_torch_cuda.few_rows import TILE_ROWS, few_tile, is_few
+from mens_torch_cuda.few_rows import TILE_ROWS, can_be_in_tiles, coded_tile
 from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -91,11 +91,10 @@ class Launcher:
         output.bind(self._empty(*output.shape))
         return output.buffer
 
-    def _coded(self, output: Pending, *, can_be_in_tiles: bool = True) -> Codes:
+    def _coded(self, output: Pending, *, in_rows: bool = False) -> Codes:
         rows, columns = output.shape
-        output.codes = self._room_for_codes(
-            rows, columns, are_in_tiles=can_be_in_tiles and is_few(rows, columns)
-        )
+        are_in_tiles = not in_rows and can_be_in_tiles(rows, columns)
+        output.codes = self._room_for_codes(rows, columns, are_in_tiles=are_in_tiles)
         return output.codes
 
     def _room_for_codes(self, rows: int, columns: int, *, are_in_tiles: bool) -> Codes:
@@ -105,7 +104,7 @@ class Launcher:
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
-        if (isinstance(x, Pending) and x.codes is not None) or not is_few(rows, columns):
+        if (isinstance(x, Pending) and x.codes is not None) or not can_be_in_tiles(rows, columns):
             return self._memory.codes(x)
         codes = self._room_for_codes(rows, columns, are_in_tiles=True)
         args = constants(columns, _AS_IT_IS, _IN_TILES)
@@ -189,7 +188,7 @@ class Launcher:
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
         codes = self._codes(x) if is_quantised else None
-        choose = float_tile if codes is None else few_tile if codes.are_in_tiles else code_tile
+        choose = float_tile if codes is None else coded_tile if codes.are_in_tiles else code_tile
         tile = choose(rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
@@ -300,7 +299,7 @@ class Launcher:
         is_few_rows = spec.head_dim <= GROUP and (rows > 1 or together > 1)
         codes = Codes(q.buffer, q.buffer)
         if is_coded:
-            codes = self._coded(out, can_be_in_tiles=is_few_rows)
+            codes = self._coded(out, in_rows=not is_few_rows)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),

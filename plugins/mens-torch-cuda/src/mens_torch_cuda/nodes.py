@@ -27,7 +27,7 @@ class Codes:
     codes: Buffer
     scales: Buffer
     are_in_tiles: bool = False
-    """Whether they lie in the order of kernels/few_rows.h."""
+    """Whether they lie in the order of tiles (kernels/between.h)."""
 
 
 class Pending:
