@@ -12,7 +12,8 @@ from grid_shim.device import ShimDevice
 from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
-from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, can_be_in_tiles, coded_tile
+from mens_torch_cuda.code_orders import Order, order_of, room_of
+from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, coded_tile
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -169,8 +170,6 @@ def test_tiles_of_codes_in_their_order_tell_rows_that_are_not_finite(cuda_librar
 
 
 def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
-    assert [can_be_in_tiles(rows, 4096) for rows in (1, 2, 64, 65, 8192)] == [False, True, True, True, True]
-    assert not can_be_in_tiles(8, 160)
     chosen = [coded_tile(rows, [4096]).name for rows in (2, 16, 17, 64, 65, 512, 8192)]
     assert chosen[:4] == ["16x32", "16x32", "32x16", "32x32"]
     assert chosen[4:] == ["32x32by2", "64x64by2", "64x64by2"]
@@ -181,6 +180,16 @@ def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
     assert all(tile.shared <= 99 << 10 for tile in MANY_TILES.values()), (
         "more than every GPU that we take has"
     )
+
+
+def test_codes_lie_as_who_multiplies_them_reads_them():
+    rows = (1, 2, 64, 65, 8192)
+    orders = [order_of(count, 4096, has_warpgroups=False) for count in rows]
+    assert orders == [Order.ROWS, *[Order.TILES] * 4]
+    orders = [order_of(count, 4096, has_warpgroups=True) for count in rows]
+    assert orders == [Order.ROWS, Order.TILES, Order.TILES, Order.CORES, Order.CORES]
+    assert {order_of(count, 160, has_warpgroups=True) for count in rows} == {Order.ROWS}
+    assert [room_of(65, order) for order in Order] == [65, 80, 128]
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
@@ -312,10 +321,21 @@ def test_attention_of_few_rows_gives_the_bytes_of_the_plain_kernel(cuda_library,
         assert not counters.any()
         if codes_out:
             out = device.put(np.frombuffer(expected[0], np.float32))
-            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out == 2)
+            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
 
 
-def coded_alike(device, values, shape, made, are_in_tiles):
+def in_cores(codes):
+    """Codes [rows, columns] as core matrices; rows that are not there are 99."""
+    rows, columns = codes.shape
+    padded = np.full((-(-rows // 8) * 8, columns), 99, np.int8)
+    padded[:rows] = codes
+    return np.ascontiguousarray(padded.reshape(-1, 8, columns // 16, 16).transpose(0, 2, 1, 3)).reshape(-1)
+
+
+ORDERED = {Order.TILES: in_tiles, Order.CORES: in_cores}
+
+
+def coded_alike(device, values, shape, made, order):
     """Whether codes and scales, in this order, are those of the kernel that makes nothing else."""
     rows, columns = shape
     codes, scales = device.empty(rows * columns), device.empty(rows * columns // 8)
@@ -323,10 +343,10 @@ def coded_alike(device, values, shape, made, are_in_tiles):
     device.launch(Launch("vox_quantise_32", (values, codes, scales), args, (columns // 32, rows)))
     codes, scales = codes.view(np.int8).reshape(rows, columns), scales.view(np.float32).reshape(rows, -1)
     found = [buffer.tobytes() for buffer in made]
-    if not are_in_tiles:
+    if order == Order.ROWS:
         return [found[0][: codes.nbytes], found[1][: scales.nbytes]] == [codes.tobytes(), scales.tobytes()]
-    mine, theirs = in_tiles(codes), scales_in_tiles(scales)
-    is_row = in_tiles(np.zeros_like(codes)) == 0
+    mine, theirs = ORDERED[order](codes), scales_in_tiles(scales)
+    is_row = ORDERED[order](np.zeros_like(codes)) == 0
     got = [np.frombuffer(found[0], np.int8)[: len(mine)], np.frombuffer(found[1], np.float32)[: len(theirs)]]
     is_scale = ~np.isnan(theirs)
     return (
@@ -335,7 +355,7 @@ def coded_alike(device, values, shape, made, are_in_tiles):
     )
 
 
-@pytest.mark.parametrize("codes_out", [0, 1, 2])
+@pytest.mark.parametrize("codes_out", [0, *Order])
 @pytest.mark.parametrize("columns", [128, 2176])
 @pytest.mark.parametrize("kind", ["norm", "silu_gate", "as it is"])
 def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
@@ -371,6 +391,6 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         assert out.tobytes() == apart.tobytes()
     assert flags[0].tobytes() == flags[1].tobytes()
     if codes_out:
-        assert coded_alike(device, apart, (rows, columns), made, codes_out == 2)
+        assert coded_alike(device, apart, (rows, columns), made, codes_out)
     else:
         assert not made[0].any()

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.tile_choice import Tile
 
-__all__ = ["FEW_TILES", "MANY_TILES", "TILE_ROWS", "can_be_in_tiles", "coded_tile"]
+__all__ = ["FEW_TILES", "MANY_TILES", "coded_tile"]
 
-TILE_ROWS = 16
+_TILE_ROWS = 16
 """Rows that lie together in the order of their codes."""
-_FEWEST = 2
 _FEW = 64
 """Rows up to which few_rows.h is faster."""
-_CHUNK = 128
 _WAVE = 264
 """Groups of 32 outputs that a large GPU runs at once."""
 _HEAD = 65536
@@ -44,11 +42,6 @@ MANY_TILES = {
 }
 
 
-def can_be_in_tiles(rows: int, columns: int) -> bool:
-    """Whether codes of such an input lie in the order of tiles, and its products are made there."""
-    return rows >= _FEWEST and columns % _CHUNK == 0
-
-
 def coded_tile(rows: int, outputs: Sequence[int]) -> Tile:
     """The tile for these weights side by side, as measured (docs/log.md)."""
     if rows > _FEW:
@@ -57,7 +50,7 @@ def coded_tile(rows: int, outputs: Sequence[int]) -> Tile:
 
 
 def _few_tile(rows: int, outputs: Sequence[int]) -> Tile:
-    high, wide = 16 if rows <= TILE_ROWS else 32, 32
+    high, wide = 16 if rows <= _TILE_ROWS else 32, 32
     if sum(outputs) >= _HEAD:
         wide = 128
     elif high == 32:

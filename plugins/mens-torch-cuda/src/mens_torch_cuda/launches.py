@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
-from mens_torch_cuda.few_rows import TILE_ROWS, can_be_in_tiles, coded_tile
+from mens_torch_cuda.code_orders import Order, order_of, room_of
+from mens_torch_cuda.few_rows import coded_tile
 from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -18,8 +19,9 @@ __all__ = ["Launcher", "StepMemory"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
-_AS_IT_IS, _IN_ROWS, _IN_TILES = 0, 1, 2
-"""A gate that is none; orders of codes (kernels/between.h)."""
+_AS_IT_IS = 0
+"""A gate that is none."""
+_CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile}
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
@@ -62,6 +64,8 @@ class Launcher:
         self._memory = memory
         self._most_shared = getattr(device, "most_shared", 1 << 30)
         """Bytes of a group's memory in common that may be asked for."""
+        self._has_warpgroups = getattr(device, "has_warpgroups", False)
+        """Whether four warps multiply matrices from memory that they have in common."""
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
@@ -93,21 +97,25 @@ class Launcher:
 
     def _coded(self, output: Pending, *, in_rows: bool = False) -> Codes:
         rows, columns = output.shape
-        are_in_tiles = not in_rows and can_be_in_tiles(rows, columns)
-        output.codes = self._room_for_codes(rows, columns, are_in_tiles=are_in_tiles)
+        order = Order.ROWS if in_rows else self._order_of(rows, columns)
+        output.codes = self._room_for_codes(rows, columns, order)
         return output.codes
 
-    def _room_for_codes(self, rows: int, columns: int, *, are_in_tiles: bool) -> Codes:
-        room = -(-rows // TILE_ROWS) * TILE_ROWS if are_in_tiles else rows
-        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), are_in_tiles)
+    def _order_of(self, rows: int, columns: int) -> Order:
+        return order_of(rows, columns, has_warpgroups=self._has_warpgroups)
+
+    def _room_for_codes(self, rows: int, columns: int, order: Order) -> Codes:
+        room = room_of(rows, order)
+        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), order)
 
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
-        if (isinstance(x, Pending) and x.codes is not None) or not can_be_in_tiles(rows, columns):
+        order = self._order_of(rows, columns)
+        if (isinstance(x, Pending) and x.codes is not None) or order == Order.ROWS:
             return self._memory.codes(x)
-        codes = self._room_for_codes(rows, columns, are_in_tiles=True)
-        args = constants(columns, _AS_IT_IS, _IN_TILES)
+        codes = self._room_for_codes(rows, columns, order)
+        args = constants(columns, _AS_IT_IS, order)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
         return codes
@@ -188,8 +196,7 @@ class Launcher:
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
         codes = self._codes(x) if is_quantised else None
-        choose = float_tile if codes is None else coded_tile if codes.are_in_tiles else code_tile
-        tile = choose(rows, outputs)
+        tile = (float_tile if codes is None else _CODE_TILES[codes.order])(rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
@@ -209,7 +216,7 @@ class Launcher:
         rows, columns = out.shape
         made, x, is_coded = self._made(out), node.inputs[0], id(out) in wanted
         codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
-        order = _order(codes) if is_coded else 0
+        order = codes.order if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
             args = constants(columns, order, float(node.said["eps"]))
@@ -315,7 +322,7 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            _order(codes) if is_coded else 0,
+            codes.order if is_coded else 0,
             int(rows == batch.block_tables.shape[0]),
             float(spec.scale),
             float(spec.softcap or 0.0),
@@ -355,10 +362,6 @@ class Launcher:
         if sharing not in _SHARING or spec.head_dim > GROUP or places <= _FEW_PLACES:
             return 1
         return sharing
-
-
-def _order(codes: Codes) -> int:
-    return _IN_TILES if codes.are_in_tiles else _IN_ROWS
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

@@ -1,5 +1,5 @@
 // What stands between the products of a few rows: norms, gates, and the int8 codes of what comes out of them. Codes
-// lie row by row, or in the order in which kernels/few_rows.h reads them.
+// lie row by row, or in one of the orders in which tensor cores read them.
 
 namespace vox {
 namespace VOX_ISA {
@@ -9,6 +9,7 @@ enum {
   kNoCodes = 0,
   kCodesOfRows = 1,
   kCodesOfTiles = 2,
+  kCodesOfCores = 3,
 };
 
 struct alignas(16) Whole {
@@ -26,7 +27,17 @@ CANON int64_t code_at(bool is_in_tiles, int64_t row, int64_t column, int64_t col
   return is_in_tiles ? coded_at(row, column, columns) : row * columns + column;
 }
 
-// Where the scale of a row's block lies; in the order of tiles [rows / 16][chunks][16 rows][4 blocks].
+// The same in the order of core matrices, eight rows of sixteen columns each, which Hopper's tensor cores read from
+// shared memory: [rows / 8][columns / 16][8][16], as weights lie (packed.h). Four columns lie together.
+CANON int64_t core_at(int64_t row, int64_t column, int64_t columns) {
+  return piece_at(row, column / 16, columns / 16) * 16 + column % 16;
+}
+// Of any order that `codes_out` says.
+CANON int64_t code_in(int32_t order, int64_t row, int64_t column, int64_t columns) {
+  return order == kCodesOfCores ? core_at(row, column, columns) : code_at(order == kCodesOfTiles, row, column, columns);
+}
+
+// Where the scale of a row's block lies; in the order of tiles, and beside core matrices, [rows / 16][chunks][16 rows][4 blocks].
 CANON int64_t code_scale_at(bool is_in_tiles, int64_t row, int64_t block, int64_t blocks) {
   if (!is_in_tiles) return row * blocks + block;
   return ((row / 16 * (blocks / 4) + block / 4) * 16 + row % 16) * 4 + block % 4;
@@ -147,17 +158,17 @@ VOX_KERNEL(vox_step_between_norm)(VOX_IN(float, x, 0), VOX_IN(float, weight, 1),
   if (args.codes_out == kNoCodes) return;
   VOX_BARRIER();
   // A thread a block: quotients are many instructions, and code that is run once is as slow as it is long.
-  const bool is_in_tiles = args.codes_out == kCodesOfTiles;
+  const int32_t order = args.codes_out;
   for (int32_t block = VOX_LOCAL; block < args.columns / 32; block += kGroup) {
     const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + block * 8);
     const float d = activation_scale(amax);
     inverses[block] = code_inverse(d, amax);
-    scales[code_scale_at(is_in_tiles, row, block, args.columns / 32)] = d;
+    scales[code_scale_at(order != kCodesOfRows, row, block, args.columns / 32)] = d;
   }
   VOX_BARRIER();
-  // A turn is whole blocks: as far on in either order.
-  int8_t* to = codes + code_at(is_in_tiles, row, VOX_LOCAL * 4, args.columns);
-  const int32_t turn = is_in_tiles ? kGroup * 4 * 16 : kGroup * 4;
+  // A turn is whole blocks: as far on in every order.
+  int8_t* to = codes + code_in(order, row, VOX_LOCAL * 4, args.columns);
+  const int32_t turn = kGroup * 4 * (order == kCodesOfTiles ? 16 : order == kCodesOfCores ? 8 : 1);
 #pragma unroll
   for (int t = 0; t < kNormTurns; ++t) {
     const int32_t k = (VOX_LOCAL + t * kGroup) * 4;
@@ -192,6 +203,6 @@ VOX_KERNEL(vox_step_between_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), 
   if (!is_inside) return;
   const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + VOX_LOCAL / 8 * 8);
   const float d = activation_scale(amax);
-  if (k % 32 == 0) scales[code_scale_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k / 32, args.width / 32)] = d;
-  *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
+  if (k % 32 == 0) scales[code_scale_at(args.codes_out != kCodesOfRows, VOX_THREAD_Y, k / 32, args.width / 32)] = d;
+  *(uint32_t*)(codes + code_in(args.codes_out, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
 }
