@@ -13,6 +13,7 @@ from mens_core.grid_device import Launch, constants
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.few_rows import FEW_TILES, few_tile, is_few
+from mens_torch_cuda.launches import NORM_THREADS, norm_part
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -296,7 +297,7 @@ def coded_alike(device, values, shape, made, are_in_tiles):
 
 @pytest.mark.parametrize("codes_out", [0, 1, 2])
 @pytest.mark.parametrize("columns", [128, 2176])
-@pytest.mark.parametrize("kind", ["norm", "silu_gate", "as it is"])
+@pytest.mark.parametrize("kind", ["norm", "norm in one group", "silu_gate", "as it is"])
 def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
     """Norm, gate or nothing, and codes; two tiles of rows, blocks of zeros alone, a row with an infinity."""
     device, rows = ShimDevice(cuda_library), 18
@@ -312,11 +313,14 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         [device.zeros(4 * rows), device.zeros(4 * rows)],
     )
     made = device.zeros(32 * columns), device.zeros(32 * columns // 8)
-    if kind == "norm":
+    if kind.startswith("norm"):
+        part = norm_part(rows if kind == "norm" else 65, columns)
+        assert -(-columns // part) == (1 if columns == 128 or kind != "norm" else 3)
         device.launch(
             Launch("vox_norm", (x, other, apart, flags[0]), constants(1, columns, 1e-6), (GROUP, rows))
         )
-        args, kernel, threads = constants(columns, codes_out, 1e-6), "vox_step_between_norm", (GROUP, rows)
+        args, kernel = constants(columns, part, codes_out, 1e-6), "vox_step_between_norm"
+        threads, group = (-(-columns // part) * NORM_THREADS, rows), NORM_THREADS
     else:
         mode = 2 if kind == "silu_gate" else 0
         apart = device.put(values)
@@ -324,8 +328,8 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
             args = constants(rows, columns, 0.0)
             device.launch(Launch("vox_silu_gate", (x, other, apart, flags[0]), args, (rows * columns, 1)))
         args, kernel = constants(columns, mode, codes_out), "vox_step_between_gate"
-        threads = (columns // 4, rows)
-    device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads))
+        threads, group = (columns // 4, rows), GROUP
+    device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads, group=group))
     if kind != "as it is":
         assert out.tobytes() == apart.tobytes()
     assert flags[0].tobytes() == flags[1].tobytes()

@@ -159,7 +159,9 @@ def _place(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     if not wired or any(uses[id(tensor)] != 1 for tensor in inner):
         return None
     width = append.said["cache"].head_dim
-    is_fit = width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    is_fit = (
+        width % 4 == 0 and width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    )
     return Join("place", five) if is_fit else None
 
 

@@ -14,12 +14,18 @@ from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.tile_choice import code_tile, float_tile
 
-__all__ = ["Launcher", "StepMemory"]
+__all__ = ["NORM_THREADS", "Launcher", "StepMemory", "norm_part"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
 _AS_IT_IS, _IN_ROWS, _IN_TILES = 0, 1, 2
 """A gate that is none; orders of codes (kernels/between.h)."""
+NORM_THREADS = 256
+"""kNormThreads of kernels/between.h."""
+_SHARED_NORMS = 64
+"""Rows up to which several groups norm one: each reads all of it, and makes a part."""
+_PLACED = GROUP // 32
+"""Heads of a group of vox_step_place."""
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
@@ -213,9 +219,11 @@ class Launcher:
         order = _order(codes) if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
-            args = constants(columns, order, float(node.said["eps"]))
+            part = norm_part(rows, columns)
+            args = constants(columns, part, order, float(node.said["eps"]))
             buffers = (x.buffer, node.said["weight"].buffer, *written)
-            self._device.launch(Launch("vox_step_between_norm", buffers, args, (GROUP, rows)))
+            threads = (-(-columns // part) * NORM_THREADS, rows)
+            self._device.launch(Launch("vox_step_between_norm", buffers, args, threads, group=NORM_THREADS))
         else:
             buffers = (x.buffer, node.inputs[1].buffer, *written)
             args = constants(columns, _MODES[node.kind], order)
@@ -244,7 +252,7 @@ class Launcher:
             batch.block_tables.shape[1],
             float(q_norm.said["eps"]),
         )
-        groups = heads + 2 * cache.kv_heads
+        groups = -(-(heads + 2 * cache.kv_heads) // _PLACED)
         self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
 
     def _one_row(self, nodes: Sequence[Node], wanted: set[int]) -> None:
@@ -356,6 +364,12 @@ class Launcher:
         if sharing not in _SHARING or spec.head_dim > GROUP or places <= _FEW_PLACES:
             return 1
         return sharing
+
+
+def norm_part(rows: int, columns: int) -> int:
+    """Columns of a row that one group of vox_step_between_norm makes."""
+    turn = 4 * NORM_THREADS
+    return turn if rows <= _SHARED_NORMS else -(-columns // turn) * turn
 
 
 def _order(codes: Codes) -> int:
