@@ -328,6 +328,31 @@ def test_steps_of_several_rows_begun_ahead_give_the_cpu_lane_s_bytes(built, libr
     assert device.pieces == 32 * len(device.logs) + 4 * 2
 
 
+def test_rows_begun_ahead_go_on_in_blocks_that_were_found_in_between(built, library, tmp_path, monkeypatch):
+    """Two of three sequences come to another block, each while steps are begun ahead of it."""
+    from mens_cpu_ref.lane import CpuOps
+
+    monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(Pace, "pieces", lambda pace, count: 3)
+    path = write_shape(tmp_path, "bf16", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(6), Sequences(ahead=1), []
+        rows = [(n, [(5 * n + i) % 97 for i in range(count)]) for n, count in enumerate((140, 120, 119))]
+        for _ in range(15):
+            result = model.forward(sequences.step(rows), cache)
+            tokens = ops.argmax(result.logits)
+            made.append((ops.to_host(result.logits).tobytes(), tokens.tolist()))
+            rows = [(n, [int(token)]) for n, token in enumerate(tokens)]
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # The first step of each shape is run as it is found; only the last that was begun was for nothing.
+    assert (device.captures, device.replays) == (2, 13 + 1)
+
+
 WHOLE = {**SMALL, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 """Columns are whole chunks; four heads share one of keys."""
 

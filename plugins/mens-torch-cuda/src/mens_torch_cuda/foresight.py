@@ -90,6 +90,8 @@ class Foresight:
         self._ahead: _Ahead | None = None
         self._steady = 0
         """Steps in a row that came as foreseen."""
+        self.has_other_tables = False
+        """Whether the present step was begun ahead, with block tables that have changed since."""
         self._is_greedy = self._was_greedy = False
         """Whether the highest tokens of the present step were asked for, and of the one before."""
 
@@ -101,13 +103,17 @@ class Foresight:
         """Compare a step with what was foreseen; return it and its pieces that are begun, if it is that."""
         last, ahead = self._last, self._ahead
         self._last = self._ahead = None
+        self.has_other_tables = False
         self._was_greedy, self._is_greedy = self._is_greedy, False
         if last is None or not self._was_greedy or not _follows(last, step, batch, cache):
             self._steady = 0
             self._pace.forget()
             return None, 0
         self._steady += 1
-        return (None, 0) if ahead is None else (ahead.recording, ahead.pieces)
+        if ahead is None:
+            return None, 0
+        self.has_other_tables = not np.array_equal(batch.block_tables, last.batch.block_tables)
+        return ahead.recording, ahead.pieces
 
     def interrupt(self) -> None:
         """Note a step that is not recorded."""
@@ -138,15 +144,19 @@ class Foresight:
 
 
 def _follows(last: _Last, step: ServedStep, batch: Batch, cache: KvCache) -> bool:
-    """Whether each row is the next of its sequence, and has the highest token."""
-    return (
+    """Whether each row is the next of its sequence, has the highest token and reads known blocks."""
+    is_next = (
         last.step is step
         and last.cache is cache
+        and batch.block_tables.shape == last.batch.block_tables.shape
         and np.array_equal(batch.token_ids, last.highest)
         and np.array_equal(batch.positions, last.batch.positions + 1)
-        and np.array_equal(batch.block_tables, last.batch.block_tables)
         and np.array_equal(batch.logit_rows, last.batch.logit_rows)
     )
+    if not is_next or not has_one_row_each(batch):
+        return False
+    is_read = np.arange(batch.block_tables.shape[1]) <= batch.positions[:, None] // BLOCK
+    return bool(((batch.block_tables == last.batch.block_tables) | ~is_read).all())
 
 
 def has_one_row_each(batch: Batch) -> bool:
@@ -155,5 +165,10 @@ def has_one_row_each(batch: Batch) -> bool:
 
 
 def can_be_foreseen(batch: Batch) -> bool:
-    """Whether the step after this one can be known: a row each, the next one in the same KV block."""
-    return has_one_row_each(batch) and bool(((batch.positions + 1) % BLOCK != 0).all())
+    """Whether the step after this one can be known: a row each, and a KV block for the next one."""
+    if not has_one_row_each(batch):
+        return False
+    blocks = (batch.positions + 1) // BLOCK
+    if blocks.max() >= batch.block_tables.shape[1]:
+        return False
+    return bool((batch.block_tables[np.arange(len(blocks)), blocks] >= 0).all())

@@ -86,7 +86,7 @@ class CudaOps(CudaOperators):
         batch = padded_batch(batch)
         recording, begun = self._foresight.meet(step, batch, cache)
         if recording is None:
-            recording = self._found(device, step, batch, cache, side=0)
+            recording = self._found(device, step, batch, batch.positions, cache, side=0)
             if recording is None:
                 return self._run_once(step, batch, cache)
             self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
@@ -99,8 +99,10 @@ class CudaOps(CudaOperators):
         self._watched.take()  # of a step that was given up half-way
         if self._foresight.wants(batch):
             # Launched before this step is waited for: the GPU goes on while the host reads and thinks.
-            other = self._found(device, step, batch, cache, side=1 - recording.side)
+            other = self._found(device, step, batch, batch.positions + 1, cache, side=1 - recording.side)
             if other is not None:
+                if self._foresight.has_other_tables:
+                    other.places.write_tables(device, batch)
                 begun = self._foresight.pieces(other)
                 other.go_on(device, end=begun)
                 self._foresight.expect(other, begun)
@@ -111,17 +113,24 @@ class CudaOps(CudaOperators):
         return recording.logits, faults
 
     def _found(
-        self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache, *, side: int
+        self,
+        device: Capturing,
+        step: ServedStep,
+        batch: Batch,
+        positions: Ints,
+        cache: GridKvCache,
+        *,
+        side: int,
     ) -> Recording | None:
-        """The recording of this shape of step; made now, where it is worth it and can be."""
+        """The recording of this shape, for these positions; made now, where it is worth it and can be."""
         shape = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
         key, other = (*shape, side), self._recordings.find((*shape, 1 - side))
         if not self._recordings.is_worth_it(key, comes_again=other is not None):
             return None
         recording = self._recordings.find(key)
-        if recording is None or not recording.is_current(device, batch.positions, cache):
+        if recording is None or not recording.is_current(device, positions, cache):
             try:
-                recording = self._record(device, step, batch, cache, side, other)
+                recording = self._record(device, step, batch, positions, cache, side, other)
             except (UnrecordableError, BackendError):
                 # What can't be recorded is run; what has no room then says so itself.
                 self._recordings.refuse(key)
@@ -153,12 +162,13 @@ class CudaOps(CudaOperators):
         device: Capturing,
         step: ServedStep,
         batch: Batch,
+        positions: Ints,
         cache: GridKvCache,
         side: int,
         other: Recording | None,
     ) -> Recording:
         for table in self._tables:
-            table.reach(device, batch.positions)
+            table.reach(device, positions)
         for either in (0, 1):
             device.wait(either)  # nothing runs that the one in whose place this comes would take with it
         if other is None:

@@ -99,6 +99,11 @@ class Places:
             at += _room(array.size)
         device.write(self.whole, out)
 
+    def write_tables(self, device: Capturing, batch: Batch) -> None:
+        """Copy a batch's block tables there, and nothing else."""
+        tables = batch.block_tables.reshape(-1)
+        device.write(self.block_tables, np.concatenate([tables, np.zeros(-len(tables) % _ALIGNED, np.int32)]))
+
 
 def _arrays(batch: Batch) -> tuple[Ints, ...]:
     """In the order of the fields of `Places`."""
