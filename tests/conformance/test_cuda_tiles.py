@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from grid_shim.device import ShimDevice
+from lanes.batches import Sequences
 from mens_core.grid_device import Launch, constants
+from mens_core.grid_ops import GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
+from mens_core.ops import BLOCK
 from mens_torch_cuda.few_rows import FEW_TILES, few_tile, is_few
-from mens_torch_cuda.launches import NORM_THREADS, norm_part
+from mens_torch_cuda.lane import CudaOps
+from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
+from mens_torch_cuda.nodes import Nodes
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -337,3 +342,43 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         assert coded_alike(device, apart, (rows, columns), made, codes_out == 2)
     else:
         assert not made[0].any()
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(4, 2, 64), (17, 3, 128), (3, 1, 84), (5, 5, 256), (2, 1, 136)]
+)
+def test_heads_are_placed_with_the_bytes_of_the_operators(cuda_library, order, heads, kv_heads, width):
+    """Warps and groups with fewer heads than they have room for, wide heads; heads with infinities, zeros."""
+    rows = [(0, [1] * 3), (1, [2]), (2, [3] * 2)]
+
+    def placed(is_noted):
+        launched: list[str] = []
+        device = ShimDevice(cuda_library, order=order, watch=lambda launch, _: launched.append(launch.kernel))
+        ops, sequences = CudaOps(device, facts={}), Sequences()
+        sequences.step([(0, [1] * (BLOCK - 1)), (2, [1] * 5)])
+        batch = sequences.step(rows)
+        count = len(batch.positions)
+        cache = ops.new_kv_cache(layers=1, kv_heads=kv_heads, head_dim=width, blocks=4)
+        table = ops.rotary_table([1 << (40 - i % 30) for i in range(width // 2)], None)
+        raw = [drawn(20 + i, count, n * width) for i, n in enumerate((heads, kv_heads, kv_heads))]
+        raw[0][1, 3] = np.inf
+        raw[0][2, :width] = 0
+        raw[1][3, -1] = -np.inf
+        raw[1][4, :width] = 1e30
+        weights = [GridTensor(device.put(drawn(30 + i, width)), (width,)) for i in range(2)]
+        q, k, v = (GridTensor(device.put(values), values.shape) for values in raw)
+        if is_noted:
+            ops._nodes = Nodes(Launcher(device, ops))
+        q = ops.head_norm(q, weights[0], heads, 1e-6, name="q_norm")
+        k = ops.head_norm(k, weights[1], kv_heads, 1e-6, name="k_norm")
+        q = ops.rope(q, heads, table, batch.positions, name="q")
+        k = ops.rope(k, kv_heads, table, batch.positions, name="k")
+        ops.kv_append(cache, 0, k, v, batch)
+        faults = [(fault.name, fault.rows) for fault in ops.take_faults()]
+        assert ("vox_step_place" in launched) == is_noted
+        return q.buffer.tobytes(), cache.keys[0].tobytes(), cache.values[0].tobytes(), faults
+
+    expected = placed(is_noted=False)
+    assert [name for name, _ in expected[3]] == ["q_norm", "k_norm", "q", "k"]
+    assert placed(is_noted=True) == expected

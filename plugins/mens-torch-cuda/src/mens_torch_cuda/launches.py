@@ -24,8 +24,8 @@ NORM_THREADS = 256
 """kNormThreads of kernels/between.h."""
 _SHARED_NORMS = 64
 """Rows up to which several groups norm one: each reads all of it, and makes a part."""
-_PLACED = GROUP // 32
-"""Heads of a group of vox_step_place."""
+_PLACED = GROUP // 32 * 4
+"""kPlaceGroup of kernels/between.h: heads of queries and keys."""
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
@@ -252,7 +252,7 @@ class Launcher:
             batch.block_tables.shape[1],
             float(q_norm.said["eps"]),
         )
-        groups = -(-(heads + 2 * cache.kv_heads) // _PLACED)
+        groups = -(-(heads + cache.kv_heads) // _PLACED)
         self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
 
     def _one_row(self, nodes: Sequence[Node], wanted: set[int]) -> None:

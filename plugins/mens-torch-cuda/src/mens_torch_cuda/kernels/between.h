@@ -87,8 +87,8 @@ struct BetweenGateArgs {  // thread (quad, row)
   int32_t codes_out;
 };
 
-// One warp a head.
-struct PlaceArgs {  // group (query heads, key heads and value heads, row)
+// A warp has four heads of queries or keys, which share their angles, and a part of the row's values.
+struct PlaceArgs {  // group (heads, row)
   int32_t heads;
   int32_t kv_heads;
   int32_t head_dim;  // in whole quads
@@ -102,11 +102,11 @@ enum {
   kNormTurn = 4 * kNormThreads,  // columns
   kNormMagnitudeWholes = kNormThreads / 4,
   kMagnitudeWholes = kGroup / 4,
-  kPlaceWarps = kGroup / 32,
-  kPlaceTurns = kWidestHead / (4 * 32),  // quads of a lane
+  kPlaceHeads = 4,  // of a warp
+  kPlaceGroup = kGroup / 32 * kPlaceHeads,
   kPlaceChunks = kWidestHead / (int)kChunk,
-  kPlaceQuads = kPlaceWarps * kPlaceChunks * kStride / 4,
-  kPlaceSums = kPlaceWarps * kPlaceChunks,
+  kPlaceQuads = kPlaceGroup * kPlaceChunks * kStride / 4,
+  kPlaceSums = kPlaceGroup * kPlaceChunks,
 };
 
 // Two floats of a row of pairs.
@@ -166,13 +166,15 @@ VOX_KERNEL_OF(kNormThreads, 1, vox_step_between_norm)(
     of_chunks[VOX_LOCAL] = chunk_squares(terms + VOX_LOCAL * kStride, args.columns - VOX_LOCAL * (int32_t)kChunk);
   VOX_BARRIER();
   float sum = 0.0f;
+  int32_t c = 0;
 #pragma unroll 2
-  for (int32_t c = 0; c < chunks; c += 4) {
+  for (; c < chunks / 4 * 4; c += 4) {
     const Quad some = *(const Quad*)(of_chunks + c);
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (c + j < chunks) sum = chunk_folded(c + j == 0, sum, some.values[j]);
+    for (int j = 0; j < 4; ++j) sum = chunk_folded(c + j == 0, sum, some.values[j]);
   }
+#pragma unroll 1
+  for (; c < chunks; ++c) sum = chunk_folded(c == 0, sum, of_chunks[c]);
   const float inverse = norm_inverse(sum, (float)args.columns, args.eps);
   const bool is_sound = is_finite(sum), is_in_tiles = args.codes_out == kCodesOfTiles;
   bool are_finite = true;
@@ -237,6 +239,115 @@ VOX_KERNEL(vox_step_between_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), 
   *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
 }
 
+namespace vox {
+namespace VOX_ISA {
+
+struct Place {
+  const float *q, *k, *v, *q_norm, *k_norm, *table;
+  const int32_t *slots, *positions, *sequences, *block_tables;
+  float *out, *keys;
+  uint32_t* values;
+  int32_t *q_norm_faults, *q_rope_faults, *k_norm_faults, *k_rope_faults;
+  float *staged, *sums, *inverses, *totals;  // of the warp
+};
+
+// `Turns`: quads of a lane and head.
+template <int Turns>
+CANON void placed(const Place& at, const PlaceArgs& args) {
+  enum { kHead = Turns * kStride };
+  const int lane = VOX_LOCAL % 32;
+  const int64_t row = VOX_GROUP_Y;
+  const int32_t width = args.head_dim, pairs = width / 2, chunks = (width - 1) / (int32_t)kChunk + 1;
+  const int32_t begin = ((int32_t)VOX_GROUP_X * (kGroup / 32) + VOX_LOCAL / 32) * kPlaceHeads;
+  const int32_t left = args.heads + args.kv_heads - begin, heads = left < kPlaceHeads ? left : (int32_t)kPlaceHeads;
+  const int32_t position = at.positions[row], sequence = at.sequences[row], slot = position % (int32_t)kBlock;
+#pragma unroll
+  for (int h = 0; h < kPlaceHeads; ++h) {
+    const int32_t n = begin + h;
+    const float* x = n < args.heads ? at.q + (row * args.heads + n) * width : at.k + (row * args.kv_heads + n - args.heads) * width;
+#pragma unroll
+    for (int t = 0; t < Turns; ++t)
+      if (h < heads && (lane + t * 32) * 4 < width)
+        sent(at.staged + h * kHead + staged_at((lane + t * 32) * 4), x + (lane + t * 32) * 4);
+  }
+  const int64_t block = at.block_tables[(int64_t)sequence * args.blocks_per_sequence + position / (int32_t)kBlock];
+  const float* angles = at.table + ((int64_t)at.slots[position / (int32_t)kBlock] * kBlock + slot) * width;
+  const int64_t cache = block * args.kv_heads;
+  // Values, as many of all groups' threads as there are quads.
+  const int32_t groups = (args.heads + args.kv_heads - 1) / kPlaceGroup + 1, all = args.kv_heads * width;
+  for (int32_t i = ((int32_t)VOX_GROUP_X * kGroup + VOX_LOCAL) * 4; i < all; i += groups * kGroup * 4)
+    *(Piece*)(at.values + ((cache + i / width) * kBlock + slot) * args.value_stride + i % width) =
+        *(const Piece*)(at.v + row * all + i);
+  Two cosines[Turns], sines[Turns];
+#pragma unroll
+  for (int t = 0; t < Turns; ++t) {
+    const int32_t i = (lane + t * 32) * 2;
+    if (i >= pairs) continue;
+    cosines[t] = *(const Two*)(angles + i);
+    sines[t] = *(const Two*)(angles + pairs + i);
+  }
+  arrived_all();
+  warp_barrier();
+  if (lane < heads * chunks)
+    at.sums[lane] = chunk_squares(at.staged + lane / chunks * kHead + lane % chunks * kStride,
+                                  width - lane % chunks * (int32_t)kChunk);
+  warp_barrier();
+  if (lane < heads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < Turns; ++c)
+      if (c < chunks) sum = chunk_folded(c == 0, sum, at.sums[lane * chunks + c]);
+    at.inverses[lane] = norm_inverse(sum, (float)width, args.eps);
+    at.totals[lane] = sum;
+  }
+  warp_barrier();
+#pragma unroll 1
+  for (int h = 0; h < heads; ++h) {
+    const int32_t n = begin + h;
+    const bool is_query = n < args.heads;
+    const float *weight = is_query ? at.q_norm : at.k_norm, *own = at.staged + h * kHead;
+    const float inverse = at.inverses[h];
+    const bool is_sound = is_finite(at.totals[h]);
+    bool norm_finite = true, turn_finite = true;
+#pragma unroll
+    for (int t = 0; t < Turns; ++t) {
+      const int32_t i = (lane + t * 32) * 2;
+      if (i >= pairs) continue;
+      const Two low = *(const Two*)(own + staged_at(i)), high = *(const Two*)(own + staged_at(i + pairs));
+      const Two low_weight = *(const Two*)(weight + i), high_weight = *(const Two*)(weight + i + pairs);
+      Two firsts, seconds;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        // An infinite sum makes every output zero, and would hide: the head is NaN instead.
+        const float a = is_sound ? normed(low.values[j], inverse, low_weight.values[j]) : f_from(0x7FC00000);
+        const float b = is_sound ? normed(high.values[j], inverse, high_weight.values[j]) : f_from(0x7FC00000);
+        norm_finite = norm_finite && is_finite(a) && is_finite(b);
+        const Halves<float> y = rotated(a, b, cosines[t].values[j], sines[t].values[j]);
+        firsts.values[j] = y.first;
+        seconds.values[j] = y.second;
+        turn_finite = turn_finite && is_finite(y.first) && is_finite(y.second);
+      }
+      if (is_query) {
+        float* out = at.out + (row * args.heads + n) * width + i;
+        *(Two*)out = firsts;
+        *(Two*)(out + pairs) = seconds;
+        continue;
+      }
+      float* key = at.keys + ((cache + n - args.heads) * width + i) * kBlock + slot;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        key[j * kBlock] = firsts.values[j];
+        key[(j + pairs) * kBlock] = seconds.values[j];
+      }
+    }
+    if (!norm_finite) (is_query ? at.q_norm_faults : at.k_norm_faults)[row] = 1;
+    if (!turn_finite) (is_query ? at.q_rope_faults : at.k_rope_faults)[row] = 1;
+  }
+}
+
+}  // namespace VOX_ISA
+}  // namespace vox
+
 // Heads normed, rotated and stored. Buffers: raw q, k, v; the norms' weights; the rotary table and its slots; where rows
 // belong; the rotated q, the cache; flags of q's norm, q's rotation, k's norm, k's rotation.
 VOX_KERNEL(vox_step_place)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(float, v, 2), VOX_IN(float, q_norm, 3),
@@ -248,90 +359,17 @@ VOX_KERNEL(vox_step_place)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(floa
                            VOX_OUT(int32_t, k_rope_faults, 16), VOX_ARGS(PlaceArgs, 17)) {
   VOX_SHARED Quad staged[kPlaceQuads];
   VOX_SHARED float sums[kPlaceSums];
-  const int lane = VOX_LOCAL % 32, warp = VOX_LOCAL / 32;
-  const int64_t row = VOX_GROUP_Y, unit = VOX_GROUP_X * kPlaceWarps + warp;
-  const int32_t width = args.head_dim, pairs = width / 2, chunks = (width - 1) / (int32_t)kChunk + 1;
-  const bool is_query = unit < args.heads, is_normed = unit < args.heads + args.kv_heads;
-  const bool is_value = !is_normed && unit < args.heads + 2 * args.kv_heads;
-  const int64_t head = is_query ? unit : is_normed ? unit - args.heads : unit - args.heads - args.kv_heads;
-  const int64_t first = (row * (is_query ? args.heads : args.kv_heads) + head) * width;
-  float* terms = (float*)(Quad*)staged + warp * kPlaceChunks * kStride;
-  float* of_chunks = sums + warp * kPlaceChunks;
-  const float *x = is_query ? q : is_normed ? k : v, *weight = is_query ? q_norm : k_norm;
-  Quad own[kPlaceTurns], w[kPlaceTurns];
-#pragma unroll
-  for (int t = 0; t < kPlaceTurns; ++t)
-    if (is_normed && (lane + t * 32) * 4 < width) w[t] = *(const Quad*)(weight + (lane + t * 32) * 4);
+  VOX_SHARED float inverses[kPlaceGroup];
+  VOX_SHARED float totals[kPlaceGroup];
   wait_for_inputs();
-  const int32_t position = positions[row], sequence = sequences[row], slot = position % (int32_t)kBlock;
-#pragma unroll
-  for (int t = 0; t < kPlaceTurns; ++t)
-    if (is_normed && (lane + t * 32) * 4 < width) own[t] = *(const Quad*)(x + first + (lane + t * 32) * 4);
-  const int64_t block = block_tables[(int64_t)sequence * args.blocks_per_sequence + position / (int32_t)kBlock];
-  const float* angles = table + ((int64_t)slots[position / (int32_t)kBlock] * kBlock + slot) * width;
-  const int64_t cache = block * args.kv_heads + head;
-  if (is_value)
-    for (int32_t c = lane * 4; c < width; c += 32 * 4)
-      *(Piece*)(values + (cache * kBlock + slot) * args.value_stride + c) = *(const Piece*)(v + first + c);
-  Two cosines[kPlaceTurns], sines[kPlaceTurns];
-#pragma unroll
-  for (int t = 0; t < kPlaceTurns; ++t) {
-    const int32_t i = (lane + t * 32) * 2;
-    if (!is_normed || i >= pairs) continue;
-    cosines[t] = *(const Two*)(angles + i);
-    sines[t] = *(const Two*)(angles + pairs + i);
-  }
-#pragma unroll
-  for (int t = 0; t < kPlaceTurns; ++t)
-    if (is_normed && (lane + t * 32) * 4 < width) *(Quad*)(terms + staged_at((lane + t * 32) * 4)) = own[t];
-  warp_barrier();
-  if (is_normed && lane < chunks)
-    of_chunks[lane] = chunk_squares(terms + lane * kStride, width - lane * (int32_t)kChunk);
-  warp_barrier();
-  if (is_normed) {
-    float sum = 0.0f;
-    for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, of_chunks[c]);
-    const float inverse = norm_inverse(sum, (float)width, args.eps);
-    const bool is_sound = is_finite(sum);
-    bool are_finite = true;
-#pragma unroll
-    for (int t = 0; t < kPlaceTurns; ++t) {
-      if ((lane + t * 32) * 4 >= width) continue;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        own[t].values[j] = is_sound ? normed(own[t].values[j], inverse, w[t].values[j]) : f_from(0x7FC00000);
-        are_finite = are_finite && is_finite(own[t].values[j]);
-      }
-      *(Quad*)(terms + staged_at((lane + t * 32) * 4)) = own[t];
-    }
-    if (!are_finite) (is_query ? q_norm_faults : k_norm_faults)[row] = 1;
-  }
-  warp_barrier();
-  if (!is_normed) return;
-  bool are_finite = true;
-#pragma unroll
-  for (int t = 0; t < kPlaceTurns; ++t) {
-    const int32_t i = (lane + t * 32) * 2;
-    if (i >= pairs) continue;
-    const Two low = *(const Two*)(terms + staged_at(i)), high = *(const Two*)(terms + staged_at(i + pairs));
-    Two firsts, seconds;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const Halves<float> y = rotated(low.values[j], high.values[j], cosines[t].values[j], sines[t].values[j]);
-      firsts.values[j] = y.first;
-      seconds.values[j] = y.second;
-      are_finite = are_finite && is_finite(y.first) && is_finite(y.second);
-    }
-    if (is_query) {
-      *(Two*)(out + first + i) = firsts;
-      *(Two*)(out + first + i + pairs) = seconds;
-      continue;
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      keys[(cache * width + i + j) * kBlock + slot] = firsts.values[j];
-      keys[(cache * width + i + j + pairs) * kBlock + slot] = seconds.values[j];
-    }
-  }
-  if (!are_finite) (is_query ? q_rope_faults : k_rope_faults)[row] = 1;
+  const int warp = VOX_LOCAL / 32;
+  const Place at = {q, k, v, q_norm, k_norm, table, slots, positions, sequences, block_tables, out, keys, values,
+                    q_norm_faults, q_rope_faults, k_norm_faults, k_rope_faults,
+                    (float*)(Quad*)staged + warp * kPlaceHeads * kPlaceChunks * kStride,
+                    sums + warp * kPlaceHeads * kPlaceChunks, inverses + warp * kPlaceHeads,
+                    totals + warp * kPlaceHeads};
+  if (args.head_dim <= (int32_t)kChunk)
+    placed<1>(at, args);
+  else
+    placed<2>(at, args);
 }
