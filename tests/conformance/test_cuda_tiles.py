@@ -300,10 +300,12 @@ def coded_alike(device, values, shape, made, are_in_tiles):
     )
 
 
-@pytest.mark.parametrize("codes_out", [0, 1, 2])
+@pytest.mark.parametrize(("codes_out", "floats_out"), [(0, 1), (1, 1), (2, 1), (2, 0)])
 @pytest.mark.parametrize("columns", [128, 2176])
 @pytest.mark.parametrize("kind", ["norm", "norm in one group", "silu_gate", "as it is"])
-def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
+def test_what_stands_between_products_gives_the_bytes_of_two_kernels(
+    cuda_library, kind, columns, codes_out, floats_out
+):
     """Norm, gate or nothing, and codes; two tiles of rows, blocks of zeros alone, a row with an infinity."""
     device, rows = ShimDevice(cuda_library), 18
     values = drawn(11, rows, columns)
@@ -324,7 +326,7 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         device.launch(
             Launch("vox_norm", (x, other, apart, flags[0]), constants(1, columns, 1e-6), (GROUP, rows))
         )
-        args, kernel = constants(columns, part, codes_out, 1e-6), "vox_step_between_norm"
+        args, kernel = constants(columns, part, floats_out, codes_out, 1e-6), "vox_step_between_norm"
         threads, group = (-(-columns // part) * NORM_THREADS, rows), NORM_THREADS
     else:
         mode = 2 if kind == "silu_gate" else 0
@@ -332,11 +334,11 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         if mode:
             args = constants(rows, columns, 0.0)
             device.launch(Launch("vox_silu_gate", (x, other, apart, flags[0]), args, (rows * columns, 1)))
-        args, kernel = constants(columns, mode, codes_out), "vox_step_between_gate"
+        args, kernel = constants(columns, mode, floats_out, codes_out), "vox_step_between_gate"
         threads, group = (columns // 4, rows), GROUP
     device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads, group=group))
     if kind != "as it is":
-        assert out.tobytes() == apart.tobytes()
+        assert out.tobytes() == (apart if floats_out else device.empty(size)).tobytes()
     assert flags[0].tobytes() == flags[1].tobytes()
     if codes_out:
         assert coded_alike(device, apart, (rows, columns), made, codes_out == 2)
@@ -382,3 +384,30 @@ def test_heads_are_placed_with_the_bytes_of_the_operators(cuda_library, order, h
     expected = placed(is_noted=False)
     assert [name for name, _ in expected[3]] == ["q_norm", "k_norm", "q", "k"]
     assert placed(is_noted=True) == expected
+
+
+@pytest.mark.parametrize("readers", ["one product", "two products", "a product and a sum"])
+def test_floats_that_products_read_as_codes_alone_are_not_written(cuda_library, readers):
+    rows, columns = 3, 256
+
+    def made(is_noted):
+        device = ShimDevice(cuda_library)
+        ops = CudaOps(device, facts={})
+        values = [device.put(drawn(40, rows, columns)), device.put(drawn(41, columns))]
+        x, weight = GridTensor(values[0], (rows, columns)), GridTensor(values[1], (columns,))
+        first, second = code_weights(device, 40, columns), code_weights(device, 24, columns)
+        if is_noted:
+            ops._nodes = Nodes(Launcher(device, ops))
+        y = ops.rms_norm(x, weight, 1e-6, name="norm")
+        out = [ops.linear(y, first, name="first")]
+        if readers == "two products":
+            out.append(ops.linear(y, second, name="second"))
+        elif readers == "a product and a sum":
+            out.append(ops.add(x, y, name="sum"))
+        bytes_ = [tensor.buffer.tobytes() for tensor in out]
+        if is_noted:
+            assert y.codes is not None
+            assert y.is_made == (readers != "one product")
+        return bytes_
+
+    assert made(is_noted=True) == made(is_noted=False)

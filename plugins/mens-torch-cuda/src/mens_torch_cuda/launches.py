@@ -9,7 +9,7 @@ from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_torch_cuda.few_rows import TILE_ROWS, few_tile, is_few
-from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
+from mens_torch_cuda.joined import QUERIES, Join, joins, read_as_codes_alone, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.tile_choice import code_tile, float_tile
@@ -71,14 +71,14 @@ class Launcher:
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
-        wanted = wanted_as_codes(nodes)
+        wanted, alone = wanted_as_codes(nodes), read_as_codes_alone(nodes)
         for join in joins(nodes):
             if join.kind == "linear":
                 self._linear(join, wanted)
             elif join.kind == "tiles":
                 self._tiles(join)
             elif join.kind == "between":
-                self._between(join.nodes[0], wanted)
+                self._between(join.nodes[0], wanted, alone)
             elif join.kind == "one_row":
                 self._one_row(join.nodes, wanted)
             elif join.kind == "place":
@@ -114,7 +114,7 @@ class Launcher:
         if (isinstance(x, Pending) and x.codes is not None) or not is_few(rows, columns):
             return self._memory.codes(x)
         codes = self._room_for_codes(rows, columns, are_in_tiles=True)
-        args = constants(columns, _AS_IT_IS, _IN_TILES)
+        args = constants(columns, _AS_IT_IS, 0, _IN_TILES)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
         return codes
@@ -185,7 +185,8 @@ class Launcher:
     def _tiles(self, join: Join) -> None:
         linear, end = join.nodes[0], join.end
         x, weights = linear.inputs[0], linear.said["weights"]
-        rows, none = x.shape[0], x.buffer
+        # What is not used may be anything that is there; x may be there as codes alone.
+        rows, none = x.shape[0], weights[0].buffers[0]
         flags = [self._memory.flags(name, rows) for name in linear.said["names"]]
         if end is None:
             outs = [self._made(output) for output in linear.outputs]
@@ -211,22 +212,23 @@ class Launcher:
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
         self._device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
 
-    def _between(self, node: Node, wanted: set[int]) -> None:
+    def _between(self, node: Node, wanted: set[int], alone: set[int]) -> None:
         (out,) = node.outputs
         rows, columns = out.shape
-        made, x, is_coded = self._made(out), node.inputs[0], id(out) in wanted
+        x, is_coded, is_kept = node.inputs[0], id(out) in wanted, id(out) not in alone
+        made = self._made(out) if is_kept else x.buffer
         codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
         order = _order(codes) if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
             part = norm_part(rows, columns)
-            args = constants(columns, part, order, float(node.said["eps"]))
+            args = constants(columns, part, int(is_kept), order, float(node.said["eps"]))
             buffers = (x.buffer, node.said["weight"].buffer, *written)
             threads = (-(-columns // part) * NORM_THREADS, rows)
             self._device.launch(Launch("vox_step_between_norm", buffers, args, threads, group=NORM_THREADS))
         else:
             buffers = (x.buffer, node.inputs[1].buffer, *written)
-            args = constants(columns, _MODES[node.kind], order)
+            args = constants(columns, _MODES[node.kind], int(is_kept), order)
             self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:

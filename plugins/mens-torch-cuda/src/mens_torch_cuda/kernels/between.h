@@ -77,6 +77,7 @@ CANON int32_t block_magnitude(const int32_t* of_quads) {
 struct BetweenNormArgs {  // group (part of a row, row)
   int32_t columns;
   int32_t part;  // columns that a group makes, in whole turns of its threads; it reads them all
+  int32_t floats_out;  // whether anyone reads them
   int32_t codes_out;
   float eps;
 };
@@ -84,6 +85,7 @@ struct BetweenNormArgs {  // group (part of a row, row)
 struct BetweenGateArgs {  // thread (quad, row)
   int32_t width;
   int32_t mode;  // kSiluGate or kGeluGate; kStore: x itself
+  int32_t floats_out;
   int32_t codes_out;
 };
 
@@ -192,7 +194,7 @@ VOX_KERNEL_OF(kNormThreads, 1, vox_step_between_norm)(
         y.values[j] = is_sound ? normed(y.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
         are_finite = are_finite && is_finite(y.values[j]);
       }
-      *(Quad*)(out + first + k) = y;
+      if (args.floats_out) *(Quad*)(out + first + k) = y;
     }
     if (args.codes_out == kNoCodes) continue;
     of_quads[VOX_LOCAL] = four_magnitude(y);
@@ -226,7 +228,7 @@ VOX_KERNEL(vox_step_between_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), 
         y.values[i] = args.mode == kSiluGate ? silu_gated(y.values[i], u.values[i]) : gelu_gated(y.values[i], u.values[i]);
         VOX_WATCH(y.values[i], VOX_THREAD_Y);
       }
-      *(Quad*)(out + at) = y;
+      if (args.floats_out) *(Quad*)(out + at) = y;
     }
   }
   if (args.codes_out == kNoCodes) return;
