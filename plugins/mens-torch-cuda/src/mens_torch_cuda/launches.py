@@ -111,12 +111,14 @@ class Launcher:
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
-        if (isinstance(x, Pending) and x.codes is not None) or not is_few(rows, columns):
-            return self._memory.codes(x)
-        codes = self._room_for_codes(rows, columns, are_in_tiles=True)
-        args = constants(columns, _AS_IT_IS, 0, _IN_TILES)
+        if isinstance(x, Pending) and x.codes is not None:
+            return x.codes
+        codes = self._room_for_codes(rows, columns, are_in_tiles=is_few(rows, columns))
+        args = constants(columns, _AS_IT_IS, 0, _order(codes))
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
+        if isinstance(x, Pending):
+            x.codes = codes
         return codes
 
     def _linear(self, join: Join, wanted: set[int]) -> None:
