@@ -6,6 +6,7 @@ This says nothing of NVIDIA's compiler and hardware: `tests/gpu/check_lane.py` d
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.conformance.cases import CASES
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.kernel_source import GROUP
+from mens_torch_cuda import lane
+from mens_torch_cuda.foresight import Pace
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.nodes import UnrecordableError
@@ -33,30 +36,36 @@ class CapturingShim(ShimDevice):
         self.recorded = None
         self.captures = 0
         self.replays = 0
+        self.pieces = 0
         self.waits = 0
         self.marks = 0
         self.recorded_kernels = []
 
-    def capture(self, call, side=0):
-        self.recorded = log = []
+    def capture(self, call, side=0, piece=0):
+        self.recorded, self.piece = [], piece
+        self.logs = [self.recorded]
         self.captures += 1
         try:
             call()
         finally:
             self.recorded = None
 
-        def replay():
-            self.replays += 1
+        def replayed(log, is_first):
+            self.replays += is_first
+            self.pieces += 1
             for step in log:
                 step()
 
-        return replay
+        return tuple(partial(replayed, log, log is self.logs[0]) for log in self.logs)
 
     def launch(self, launch):
         if self.recorded is None:
             super().launch(launch)
         else:
             self.recorded_kernels.append(launch.kernel)
+            if self.piece and len(self.recorded) >= self.piece:
+                self.recorded = []
+                self.logs.append(self.recorded)
             self.recorded.append(lambda: ShimDevice.launch(self, launch))
 
     def zeros(self, nbytes):
@@ -299,6 +308,71 @@ def test_steps_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path):
     # Of 16 steps, the first of each width of tables is run as it is found. Begun for nothing: one before
     # another token came, one before another sequence, and the last.
     assert (device.captures, device.replays) == (4, 14 + 3)
+
+
+def test_steps_of_several_rows_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path, monkeypatch):
+    """Five sequences with their highest tokens, over a border of blocks. In between another token, a prompt
+    beside them, and one that has ended: what was begun is a piece, and it was for nothing."""
+    from mens_cpu_ref.lane import CpuOps
+
+    monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(Pace, "pieces", lambda pace, count: 2)
+    path = write_shape(tmp_path, "q8_0", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(14), Sequences(), []
+
+        def step(rows):
+            result = model.forward(sequences.step(rows), cache)
+            highest = [int(token) for token in ops.argmax(result.logits)]
+            made.append((ops.to_host(result.logits).tobytes(), result.faults, highest))
+            return highest
+
+        tokens = step([(n, [(7 * n + i) % 97 for i in range(110 + n)]) for n in range(5)])
+        for i in range(36):
+            rows = [(n, [token]) for n, token in enumerate(tokens)]
+            if i == 8:
+                rows[3] = (3, [(tokens[3] + 1) % 97])
+            if i == 24:
+                step([*rows, (9, [1, 2])])
+                tokens = [5] * 5
+                continue
+            tokens = step(rows[: 4 if i >= 30 else 5])
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # 36 steps of the rows; the first of each shape and the one with a prompt are run as they are found. Two
+    # recordings of each of three shapes; of four steps, two pieces were begun for nothing.
+    assert (device.captures, device.replays) == (6, 32 + 4)
+    assert len(device.logs) > 4
+    assert device.pieces == 32 * len(device.logs) + 4 * 2
+
+
+def test_rows_begun_ahead_go_on_in_blocks_that_were_found_in_between(built, library, tmp_path, monkeypatch):
+    """Two of three sequences come to another block, each while steps are begun ahead of it."""
+    from mens_cpu_ref.lane import CpuOps
+
+    monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(Pace, "pieces", lambda pace, count: 3)
+    path = write_shape(tmp_path, "bf16", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(6), Sequences(ahead=1), []
+        rows = [(n, [(5 * n + i) % 97 for i in range(count)]) for n, count in enumerate((140, 120, 119))]
+        for _ in range(15):
+            result = model.forward(sequences.step(rows), cache)
+            tokens = ops.argmax(result.logits)
+            made.append((ops.to_host(result.logits).tobytes(), tokens.tolist()))
+            rows = [(n, [int(token)]) for n, token in enumerate(tokens)]
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # The first step of each shape is run as it is found; only the last that was begun was for nothing.
+    assert (device.captures, device.replays) == (2, 13 + 1)
 
 
 WHOLE = {**SMALL, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}

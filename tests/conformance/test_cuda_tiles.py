@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from grid_shim.device import ShimDevice
+from lanes.batches import Sequences
 from mens_core.grid_device import Launch, constants
+from mens_core.grid_ops import GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.code_orders import Order, order_of, room_of
 from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, coded_tile
+from mens_core.ops import BLOCK
+from mens_torch_cuda.lane import CudaOps
+from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
+from mens_torch_cuda.nodes import Nodes
 from mens_torch_cuda.packed import linear_launch, packed
 from mens_torch_cuda.tile_choice import BROAD_TILES, CODE_TILES, FLOAT_TILES, code_tile, float_tile
 
@@ -355,10 +361,12 @@ def coded_alike(device, values, shape, made, order):
     )
 
 
-@pytest.mark.parametrize("codes_out", [0, *Order])
+@pytest.mark.parametrize(("codes_out", "floats_out"), [(0, 1), *((order, 1) for order in Order), (2, 0)])
 @pytest.mark.parametrize("columns", [128, 2176])
-@pytest.mark.parametrize("kind", ["norm", "silu_gate", "as it is"])
-def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_library, kind, columns, codes_out):
+@pytest.mark.parametrize("kind", ["norm", "norm in one group", "silu_gate", "as it is"])
+def test_what_stands_between_products_gives_the_bytes_of_two_kernels(
+    cuda_library, kind, columns, codes_out, floats_out
+):
     """Norm, gate or nothing, and codes; two tiles of rows, blocks of zeros alone, a row with an infinity."""
     device, rows = ShimDevice(cuda_library), 18
     values = drawn(11, rows, columns)
@@ -373,24 +381,94 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(cuda_librar
         [device.zeros(4 * rows), device.zeros(4 * rows)],
     )
     made = device.zeros(32 * columns), device.zeros(32 * columns // 8)
-    if kind == "norm":
+    if kind.startswith("norm"):
+        part = norm_part(rows if kind == "norm" else 65, columns)
+        assert -(-columns // part) == (1 if columns == 128 or kind != "norm" else 3)
         device.launch(
             Launch("vox_norm", (x, other, apart, flags[0]), constants(1, columns, 1e-6), (GROUP, rows))
         )
-        args, kernel, threads = constants(columns, codes_out, 1e-6), "vox_step_between_norm", (GROUP, rows)
+        args, kernel = constants(columns, part, floats_out, codes_out, 1e-6), "vox_step_between_norm"
+        threads, group = (-(-columns // part) * NORM_THREADS, rows), NORM_THREADS
     else:
         mode = 2 if kind == "silu_gate" else 0
         apart = device.put(values)
         if mode:
             args = constants(rows, columns, 0.0)
             device.launch(Launch("vox_silu_gate", (x, other, apart, flags[0]), args, (rows * columns, 1)))
-        args, kernel = constants(columns, mode, codes_out), "vox_step_between_gate"
-        threads = (columns // 4, rows)
-    device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads))
+        args, kernel = constants(columns, mode, floats_out, codes_out), "vox_step_between_gate"
+        threads, group = (columns // 4, rows), GROUP
+    device.launch(Launch(kernel, (x, other, out, *made, flags[1]), args, threads, group=group))
     if kind != "as it is":
-        assert out.tobytes() == apart.tobytes()
+        assert out.tobytes() == (apart if floats_out else device.empty(size)).tobytes()
     assert flags[0].tobytes() == flags[1].tobytes()
     if codes_out:
         assert coded_alike(device, apart, (rows, columns), made, codes_out)
     else:
         assert not made[0].any()
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(4, 2, 64), (17, 3, 128), (3, 1, 84), (5, 5, 256), (2, 1, 136)]
+)
+def test_heads_are_placed_with_the_bytes_of_the_operators(cuda_library, order, heads, kv_heads, width):
+    """Warps and groups with fewer heads than they have room for, wide heads; heads with infinities, zeros."""
+    rows = [(0, [1] * 3), (1, [2]), (2, [3] * 2)]
+
+    def placed(is_noted):
+        launched: list[str] = []
+        device = ShimDevice(cuda_library, order=order, watch=lambda launch, _: launched.append(launch.kernel))
+        ops, sequences = CudaOps(device, facts={}), Sequences()
+        sequences.step([(0, [1] * (BLOCK - 1)), (2, [1] * 5)])
+        batch = sequences.step(rows)
+        count = len(batch.positions)
+        cache = ops.new_kv_cache(layers=1, kv_heads=kv_heads, head_dim=width, blocks=4)
+        table = ops.rotary_table([1 << (40 - i % 30) for i in range(width // 2)], None)
+        raw = [drawn(20 + i, count, n * width) for i, n in enumerate((heads, kv_heads, kv_heads))]
+        raw[0][1, 3] = np.inf
+        raw[0][2, :width] = 0
+        raw[1][3, -1] = -np.inf
+        raw[1][4, :width] = 1e30
+        weights = [GridTensor(device.put(drawn(30 + i, width)), (width,)) for i in range(2)]
+        q, k, v = (GridTensor(device.put(values), values.shape) for values in raw)
+        if is_noted:
+            ops._nodes = Nodes(Launcher(device, ops))
+        q = ops.head_norm(q, weights[0], heads, 1e-6, name="q_norm")
+        k = ops.head_norm(k, weights[1], kv_heads, 1e-6, name="k_norm")
+        q = ops.rope(q, heads, table, batch.positions, name="q")
+        k = ops.rope(k, kv_heads, table, batch.positions, name="k")
+        ops.kv_append(cache, 0, k, v, batch)
+        faults = [(fault.name, fault.rows) for fault in ops.take_faults()]
+        assert ("vox_step_place" in launched) == is_noted
+        return q.buffer.tobytes(), cache.keys[0].tobytes(), cache.values[0].tobytes(), faults
+
+    expected = placed(is_noted=False)
+    assert [name for name, _ in expected[3]] == ["q_norm", "k_norm", "q", "k"]
+    assert placed(is_noted=True) == expected
+
+
+@pytest.mark.parametrize("readers", ["one product", "two products", "a product and a sum"])
+def test_floats_that_products_read_as_codes_alone_are_not_written(cuda_library, readers):
+    rows, columns = 3, 256
+
+    def made(is_noted):
+        device = ShimDevice(cuda_library)
+        ops = CudaOps(device, facts={})
+        values = [device.put(drawn(40, rows, columns)), device.put(drawn(41, columns))]
+        x, weight = GridTensor(values[0], (rows, columns)), GridTensor(values[1], (columns,))
+        first, second = code_weights(device, 40, columns), code_weights(device, 24, columns)
+        if is_noted:
+            ops._nodes = Nodes(Launcher(device, ops))
+        y = ops.rms_norm(x, weight, 1e-6, name="norm")
+        out = [ops.linear(y, first, name="first")]
+        if readers == "two products":
+            out.append(ops.linear(y, second, name="second"))
+        elif readers == "a product and a sum":
+            out.append(ops.add(x, y, name="sum"))
+        bytes_ = [tensor.buffer.tobytes() for tensor in out]
+        if is_noted:
+            assert y.codes is not None
+            assert y.is_made == (readers != "one product")
+        return bytes_
+
+    assert made(is_noted=True) == made(is_noted=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mens_torch_cuda.nodes import Node
 from mens_torch_cuda.packed import PackedMatrix
 
-__all__ = ["NORM_COLUMNS", "QUERIES", "Join", "joins", "wanted_as_codes"]
+__all__ = ["NORM_COLUMNS", "QUERIES", "Join", "joins", "read_as_codes_alone", "wanted_as_codes"]
 
 NORM_COLUMNS = 48 * 128
 """kNormChunks of kernels/step.h, in columns."""
@@ -70,6 +70,18 @@ def wanted_as_codes(nodes: Sequence[Node]) -> set[int]:
         id(node.inputs[0])
         for node in nodes
         if node.kind == "linear" and any(weight.block == _QUANTUM for weight in node.said["weights"])
+    }
+
+
+def read_as_codes_alone(nodes: Sequence[Node]) -> set[int]:
+    """Ids of the tensors that nobody reads but a product of several rows, by their int8 codes."""
+    uses = Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    return {
+        id(node.inputs[0])
+        for at, node in enumerate(nodes)
+        if _tiles(nodes, at, uses) is not None
+        and node.said["weights"][0].block == _QUANTUM
+        and uses[id(node.inputs[0])] == 1
     }
 
 
@@ -159,7 +171,9 @@ def _place(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     if not wired or any(uses[id(tensor)] != 1 for tensor in inner):
         return None
     width = append.said["cache"].head_dim
-    is_fit = width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    is_fit = (
+        width % 4 == 0 and width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    )
     return Join("place", five) if is_fit else None
 
 

@@ -10,18 +10,24 @@ from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_torch_cuda.code_orders import Order, order_of, room_of
 from mens_torch_cuda.few_rows import coded_tile
-from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
+from mens_torch_cuda.joined import QUERIES, Join, joins, read_as_codes_alone, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.tile_choice import code_tile, float_tile
 
-__all__ = ["Launcher", "StepMemory"]
+__all__ = ["NORM_THREADS", "Launcher", "StepMemory", "norm_part"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
 _AS_IT_IS = 0
 """A gate that is none."""
 _CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile}
+NORM_THREADS = 256
+"""kNormThreads of kernels/between.h."""
+_SHARED_NORMS = 64
+"""Rows up to which several groups norm one: each reads all of it, and makes a part."""
+_PLACED = GROUP // 32 * 4
+"""kPlaceGroup of kernels/between.h: heads of queries and keys."""
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
@@ -69,14 +75,14 @@ class Launcher:
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
-        wanted = wanted_as_codes(nodes)
+        wanted, alone = wanted_as_codes(nodes), read_as_codes_alone(nodes)
         for join in joins(nodes):
             if join.kind == "linear":
                 self._linear(join, wanted)
             elif join.kind == "tiles":
                 self._tiles(join)
             elif join.kind == "between":
-                self._between(join.nodes[0], wanted)
+                self._between(join.nodes[0], wanted, alone)
             elif join.kind == "one_row":
                 self._one_row(join.nodes, wanted)
             elif join.kind == "place":
@@ -111,13 +117,15 @@ class Launcher:
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
+        if isinstance(x, Pending) and x.codes is not None:
+            return x.codes
         order = self._order_of(rows, columns)
-        if (isinstance(x, Pending) and x.codes is not None) or order == Order.ROWS:
-            return self._memory.codes(x)
         codes = self._room_for_codes(rows, columns, order)
-        args = constants(columns, _AS_IT_IS, order)
+        args = constants(columns, _AS_IT_IS, 0, order)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
+        if isinstance(x, Pending):
+            x.codes = codes
         return codes
 
     def _linear(self, join: Join, wanted: set[int]) -> None:
@@ -186,7 +194,8 @@ class Launcher:
     def _tiles(self, join: Join) -> None:
         linear, end = join.nodes[0], join.end
         x, weights = linear.inputs[0], linear.said["weights"]
-        rows, none = x.shape[0], x.buffer
+        # What is not used may be anything that is there; x may be there as codes alone.
+        rows, none = x.shape[0], weights[0].buffers[0]
         flags = [self._memory.flags(name, rows) for name in linear.said["names"]]
         if end is None:
             outs = [self._made(output) for output in linear.outputs]
@@ -211,20 +220,23 @@ class Launcher:
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
         self._device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
 
-    def _between(self, node: Node, wanted: set[int]) -> None:
+    def _between(self, node: Node, wanted: set[int], alone: set[int]) -> None:
         (out,) = node.outputs
         rows, columns = out.shape
-        made, x, is_coded = self._made(out), node.inputs[0], id(out) in wanted
+        x, is_coded, is_kept = node.inputs[0], id(out) in wanted, id(out) not in alone
+        made = self._made(out) if is_kept else x.buffer
         codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
         order = codes.order if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
-            args = constants(columns, order, float(node.said["eps"]))
+            part = norm_part(rows, columns)
+            args = constants(columns, part, int(is_kept), order, float(node.said["eps"]))
             buffers = (x.buffer, node.said["weight"].buffer, *written)
-            self._device.launch(Launch("vox_step_between_norm", buffers, args, (GROUP, rows)))
+            threads = (-(-columns // part) * NORM_THREADS, rows)
+            self._device.launch(Launch("vox_step_between_norm", buffers, args, threads, group=NORM_THREADS))
         else:
             buffers = (x.buffer, node.inputs[1].buffer, *written)
-            args = constants(columns, _MODES[node.kind], order)
+            args = constants(columns, _MODES[node.kind], int(is_kept), order)
             self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
@@ -250,7 +262,7 @@ class Launcher:
             batch.block_tables.shape[1],
             float(q_norm.said["eps"]),
         )
-        groups = heads + 2 * cache.kv_heads
+        groups = -(-(heads + cache.kv_heads) // _PLACED)
         self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
 
     def _one_row(self, nodes: Sequence[Node], wanted: set[int]) -> None:
@@ -362,6 +374,12 @@ class Launcher:
         if sharing not in _SHARING or spec.head_dim > GROUP or places <= _FEW_PLACES:
             return 1
         return sharing
+
+
+def norm_part(rows: int, columns: int) -> int:
+    """Columns of a row that one group of vox_step_between_norm makes."""
+    turn = 4 * NORM_THREADS
+    return turn if rows <= _SHARED_NORMS else -(-columns // turn) * turn
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

@@ -7,14 +7,6 @@
 // registers' two banks (chains.h). When each warp has done a chunk, the chunks are folded in their order, all of their
 // outputs or a part at a time.
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define VOX_KERNEL_OF(threads, groups, name) extern "C" __global__ __launch_bounds__(threads, groups) void name
-#else
-#define VOX_KERNEL_OF(threads, groups, name)          \
-  extern "C" { int32_t name##_threads = (threads); }  \
-  extern "C" __global__ void name
-#endif
-
 namespace vox {
 namespace VOX_ISA {
 
