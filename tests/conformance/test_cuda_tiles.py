@@ -14,9 +14,9 @@ from mens_core.grid_device import Launch, constants
 from mens_core.grid_ops import GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
+from mens_core.ops import BLOCK
 from mens_torch_cuda.code_orders import Order, order_of, room_of
 from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, coded_tile
-from mens_core.ops import BLOCK
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
 from mens_torch_cuda.nodes import Nodes
