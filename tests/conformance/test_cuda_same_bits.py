@@ -235,6 +235,28 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
         assert not any(kernel.startswith(apart) for kernel in kernels)
 
 
+def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, tmp_path):
+    """Norms, gates and attention's output as codes in the order of tiles, of rows that fill no tile."""
+    from mens_cpu_ref.lane import CpuOps
+
+    shape = {**SMALL, "hidden_size": 256, "intermediate_size": 384}
+    path = write_shape(tmp_path, "q8_0", layers=1, shape=shape)
+    prompts = Sequences().step([(0, [i % 97 for i in range(71)]), (1, [5] * 10)])
+
+    def logits(ops):
+        model = open_model(path, ops).model
+        return ops.to_host(model.forward(prompts, model.new_cache(2)).logits).tobytes()
+
+    launched: list[str] = []
+    device = ShimDevice(built, watch=lambda launch, _: launched.append(launch.kernel))
+    assert logits(CudaOps(device, facts={})) == logits(CpuOps(library.kernels))
+    kernels = Counter(launched)
+    assert kernels["vox_step_tiles_q8_0_32x32by2"] == 4
+    # Two norms of rows and the last one; a gate, and the codes of attention's output.
+    assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (3, 2)
+    assert not any(kernel.startswith("vox_quantise") for kernel in launched)
+
+
 def one_by_one(ops, path, prompt, tokens):
     """Logits of steps of one row."""
     model = open_model(path, ops).model

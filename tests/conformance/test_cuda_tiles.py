@@ -15,7 +15,8 @@ from mens_core.grid_ops import GridTensor
 from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK
-from mens_torch_cuda.few_rows import FEW_TILES, few_tile, is_few
+from mens_torch_cuda.code_orders import Order, order_of, room_of
+from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, coded_tile
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
 from mens_torch_cuda.nodes import Nodes
@@ -59,10 +60,10 @@ def plain(device, weight, activations, rows):
     return out.view(np.float32)
 
 
-def tiled(device, tile, weight, activations, rows, residual):
-    """The product by a tile, added to `residual` if there is one; and the flags."""
+def tiled(device, tile, weight, activations, rows, residual, flags=None):
+    """The product by a tile, added to `residual` if there is one; rows that are not finite set `flags`."""
     out, none = device.empty(4 * rows * weight.rows), activations[0]
-    flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
+    flags = flags or [device.zeros(4 * rows), device.zeros(4 * rows)]
     buffers = (
         *activations,
         *(buffer for buffer in weight.buffers for _ in range(3)),
@@ -121,31 +122,80 @@ def scales_in_tiles(scales):
 
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(
-    "shape", [(1, 128, 2), (70, 256, 33), (40, 640, 17), (130, 1152, 9), (136, 1024, 64)]
+    "shape",
+    [
+        (1, 128, 2),
+        (130, 128, 65),
+        (70, 256, 33),
+        (40, 640, 17),
+        (130, 1152, 9),
+        (136, 1024, 64),
+        (72, 768, 131),
+    ],
 )
-def test_tiles_of_few_rows_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
+def test_tiles_of_codes_in_their_order_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
     outputs, columns, rows = shape
     device = ShimDevice(cuda_library, order=order)
     weight = code_weights(device, outputs, columns)
     codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
     scales = np.abs(drawn(4, rows, columns // 32))
+    # Sums of products at the border of what is flushed: some end as -0.
+    codes[::2] = 0
+    codes[::2, ::32] = 1
+    scales[::2] *= 2e-36
     expected = plain(device, weight, (device.put(codes), device.put(scales)), rows)
     residual = drawn(6, rows, outputs)
     activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
-    for tile in FEW_TILES.values():
+    if columns == 128 and outputs > 1:
+        zeros = expected[expected == 0.0]
+        assert np.signbit(zeros).any() and not np.signbit(zeros).all()
+    for tile in (*FEW_TILES.values(), *MANY_TILES.values()):
         assert tiled(device, tile, weight, activations, rows, None).tobytes() == expected.tobytes(), tile
         found = tiled(device, tile, weight, activations, rows, device.put(residual))
         assert found.tobytes() == (residual.reshape(-1) + expected).tobytes(), tile
 
 
-def test_tiles_of_few_rows_are_chosen_by_rows_and_outputs():
-    assert [is_few(rows, 4096) for rows in (1, 2, 64, 65)] == [False, True, True, False]
-    assert not is_few(8, 160)
-    assert [few_tile(rows, [4096]).name for rows in (2, 16, 17, 64)] == ["16x32", "16x32", "32x16", "32x32"]
-    assert [few_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
+@pytest.mark.parametrize("outputs", [40, 41])
+def test_tiles_of_codes_in_their_order_tell_rows_that_are_not_finite(cuda_library, outputs):
+    """Of a product, and of its sum with a residual; nothing of rows and outputs that are not there."""
+    device, rows = ShimDevice(cuda_library), 20
+    weight = code_weights(device, outputs, 128)
+    scales = np.full((rows, 4), 1.0, np.float32)
+    scales[3, 1], scales[17] = np.nan, 1e34
+    codes = np.random.default_rng(3).integers(1, 128, (rows, 128)).astype(np.int8)
+    activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
+    residual = np.zeros((rows, outputs), np.float32)
+    residual[11, outputs - 1] = np.inf
+    residual[17] = 3.4e38 * np.sign(
+        plain(device, weight, (device.put(codes), device.put(scales)), rows).reshape(rows, -1)[17]
+    )
+    for tile in (*FEW_TILES.values(), *MANY_TILES.values()):
+        flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
+        tiled(device, tile, weight, activations, rows, device.put(residual), flags)
+        assert [list(np.flatnonzero(flag.view(np.int32))) for flag in flags] == [[3], [3, 11, 17]], tile
+
+
+def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
+    chosen = [coded_tile(rows, [4096]).name for rows in (2, 16, 17, 64, 65, 512, 8192)]
+    assert chosen[:4] == ["16x32", "16x32", "32x16", "32x32"]
+    assert chosen[4:] == ["32x32by2", "64x64by2", "64x64by2"]
+    assert [coded_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
         "32x16", "32x32", "32x128",
     ]  # fmt: skip
-    assert few_tile(8, [151936]).name == "16x128"
+    assert coded_tile(8, [151936]).name == "16x128"
+    assert all(tile.shared <= 99 << 10 for tile in MANY_TILES.values()), (
+        "more than every GPU that we take has"
+    )
+
+
+def test_codes_lie_as_who_multiplies_them_reads_them():
+    rows = (1, 2, 64, 65, 8192)
+    orders = [order_of(count, 4096, has_warpgroups=False) for count in rows]
+    assert orders == [Order.ROWS, *[Order.TILES] * 4]
+    orders = [order_of(count, 4096, has_warpgroups=True) for count in rows]
+    assert orders == [Order.ROWS, Order.TILES, Order.TILES, Order.CORES, Order.CORES]
+    assert {order_of(count, 160, has_warpgroups=True) for count in rows} == {Order.ROWS}
+    assert [room_of(65, order) for order in Order] == [65, 80, 128]
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
@@ -277,10 +327,21 @@ def test_attention_of_few_rows_gives_the_bytes_of_the_plain_kernel(cuda_library,
         assert not counters.any()
         if codes_out:
             out = device.put(np.frombuffer(expected[0], np.float32))
-            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out == 2)
+            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
 
 
-def coded_alike(device, values, shape, made, are_in_tiles):
+def in_cores(codes):
+    """Codes [rows, columns] as core matrices; rows that are not there are 99."""
+    rows, columns = codes.shape
+    padded = np.full((-(-rows // 8) * 8, columns), 99, np.int8)
+    padded[:rows] = codes
+    return np.ascontiguousarray(padded.reshape(-1, 8, columns // 16, 16).transpose(0, 2, 1, 3)).reshape(-1)
+
+
+ORDERED = {Order.TILES: in_tiles, Order.CORES: in_cores}
+
+
+def coded_alike(device, values, shape, made, order):
     """Whether codes and scales, in this order, are those of the kernel that makes nothing else."""
     rows, columns = shape
     codes, scales = device.empty(rows * columns), device.empty(rows * columns // 8)
@@ -288,10 +349,10 @@ def coded_alike(device, values, shape, made, are_in_tiles):
     device.launch(Launch("vox_quantise_32", (values, codes, scales), args, (columns // 32, rows)))
     codes, scales = codes.view(np.int8).reshape(rows, columns), scales.view(np.float32).reshape(rows, -1)
     found = [buffer.tobytes() for buffer in made]
-    if not are_in_tiles:
+    if order == Order.ROWS:
         return [found[0][: codes.nbytes], found[1][: scales.nbytes]] == [codes.tobytes(), scales.tobytes()]
-    mine, theirs = in_tiles(codes), scales_in_tiles(scales)
-    is_row = in_tiles(np.zeros_like(codes)) == 0
+    mine, theirs = ORDERED[order](codes), scales_in_tiles(scales)
+    is_row = ORDERED[order](np.zeros_like(codes)) == 0
     got = [np.frombuffer(found[0], np.int8)[: len(mine)], np.frombuffer(found[1], np.float32)[: len(theirs)]]
     is_scale = ~np.isnan(theirs)
     return (
@@ -300,7 +361,9 @@ def coded_alike(device, values, shape, made, are_in_tiles):
     )
 
 
-@pytest.mark.parametrize(("codes_out", "floats_out"), [(0, 1), (1, 1), (2, 1), (2, 0)])
+@pytest.mark.parametrize(
+    ("codes_out", "floats_out"), [(0, 1), *((order, 1) for order in Order), (2, 0), (3, 0)]
+)
 @pytest.mark.parametrize("columns", [128, 2176])
 @pytest.mark.parametrize("kind", ["norm", "norm in one group", "silu_gate", "as it is"])
 def test_what_stands_between_products_gives_the_bytes_of_two_kernels(
@@ -341,7 +404,7 @@ def test_what_stands_between_products_gives_the_bytes_of_two_kernels(
         assert out.tobytes() == (apart if floats_out else device.empty(size)).tobytes()
     assert flags[0].tobytes() == flags[1].tobytes()
     if codes_out:
-        assert coded_alike(device, apart, (rows, columns), made, codes_out == 2)
+        assert coded_alike(device, apart, (rows, columns), made, codes_out)
     else:
         assert not made[0].any()
 

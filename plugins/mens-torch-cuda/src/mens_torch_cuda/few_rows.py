@@ -1,17 +1,18 @@
-"""Which products of a few rows with int8 codes kernels/few_rows.h makes, and by which of its tiles. Pure."""
+"""Products with int8 codes of kernels/few_rows.h and many_rows.h: which of their tiles makes one. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mens_core.kernel_source import GROUP
 from mens_torch_cuda.tile_choice import Tile
 
-__all__ = ["FEW_TILES", "TILE_ROWS", "few_tile", "is_few"]
+__all__ = ["FEW_TILES", "MANY_TILES", "coded_tile"]
 
-TILE_ROWS = 16
-"""Rows that lie together in the order of its codes."""
-_FEWEST, _MOST = 2, 64
-_CHUNK = 128
+_TILE_ROWS = 16
+"""Rows that lie together in the order of their codes."""
+_FEW = 64
+"""Rows up to which few_rows.h is faster."""
 _WAVE = 264
 """Groups of 32 outputs that a large GPU runs at once."""
 _HEAD = 65536
@@ -25,14 +26,31 @@ FEW_TILES = {
 }
 
 
-def is_few(rows: int, columns: int) -> bool:
-    """Whether codes of such an input lie in the order of tiles, and its products are made there."""
-    return _FEWEST <= rows <= _MOST and columns % _CHUNK == 0
+def _many(name: str, rows: int, outputs: int, stages: int, *speeds: float, group: int = GROUP) -> Tile:
+    """Of many_rows.h: a stage is a chunk of both sides, and a barrier that counts its bytes."""
+    return Tile(name, rows, outputs, stages * (rows * 144 + outputs * 136 + 16), speeds, group)
 
 
-def few_tile(rows: int, outputs: Sequence[int]) -> Tile:
+MANY_TILES = {
+    tile.name: tile
+    for tile in (
+        _many("32x32by2", 32, 32, 5, 40, 75, 105, 138, 155, group=64),
+        _many("32x64by4", 32, 64, 4, 58, 115, 146, 175),
+        _many("64x64by4", 64, 64, 4, 95, 150, 195),
+        _many("64x64by2", 64, 64, 3, 72, 110, 150, 215, group=64),
+    )
+}
+
+
+def coded_tile(rows: int, outputs: Sequence[int]) -> Tile:
     """The tile for these weights side by side, as measured (docs/log.md)."""
-    high, wide = 16 if rows <= TILE_ROWS else 32, 32
+    if rows > _FEW:
+        return max(MANY_TILES.values(), key=lambda tile: tile.worth(rows, outputs))
+    return _few_tile(rows, outputs)
+
+
+def _few_tile(rows: int, outputs: Sequence[int]) -> Tile:
+    high, wide = 16 if rows <= _TILE_ROWS else 32, 32
     if sum(outputs) >= _HEAD:
         wide = 128
     elif high == 32:

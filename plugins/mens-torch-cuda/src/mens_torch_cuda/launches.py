@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
-from mens_torch_cuda.few_rows import TILE_ROWS, few_tile, is_few
+from mens_torch_cuda.code_orders import Order, order_of, room_of
+from mens_torch_cuda.few_rows import coded_tile
 from mens_torch_cuda.joined import QUERIES, Join, joins, read_as_codes_alone, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -18,8 +19,9 @@ __all__ = ["NORM_THREADS", "Launcher", "StepMemory", "norm_part"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
-_AS_IT_IS, _IN_ROWS, _IN_TILES = 0, 1, 2
-"""A gate that is none; orders of codes (kernels/between.h)."""
+_AS_IT_IS = 0
+"""A gate that is none."""
+_CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile}
 NORM_THREADS = 256
 """kNormThreads of kernels/between.h."""
 _SHARED_NORMS = 64
@@ -68,6 +70,8 @@ class Launcher:
         self._memory = memory
         self._most_shared = getattr(device, "most_shared", 1 << 30)
         """Bytes of a group's memory in common that may be asked for."""
+        self._has_warpgroups = getattr(device, "has_warpgroups", False)
+        """Whether four warps multiply matrices from memory that they have in common."""
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
@@ -97,24 +101,26 @@ class Launcher:
         output.bind(self._empty(*output.shape))
         return output.buffer
 
-    def _coded(self, output: Pending, *, can_be_in_tiles: bool = True) -> Codes:
+    def _coded(self, output: Pending, *, in_rows: bool = False) -> Codes:
         rows, columns = output.shape
-        output.codes = self._room_for_codes(
-            rows, columns, are_in_tiles=can_be_in_tiles and is_few(rows, columns)
-        )
+        order = Order.ROWS if in_rows else self._order_of(rows, columns)
+        output.codes = self._room_for_codes(rows, columns, order)
         return output.codes
 
-    def _room_for_codes(self, rows: int, columns: int, *, are_in_tiles: bool) -> Codes:
-        room = -(-rows // TILE_ROWS) * TILE_ROWS if are_in_tiles else rows
-        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), are_in_tiles)
+    def _order_of(self, rows: int, columns: int) -> Order:
+        return order_of(rows, columns, has_warpgroups=self._has_warpgroups)
+
+    def _room_for_codes(self, rows: int, columns: int, order: Order) -> Codes:
+        room = room_of(rows, order)
+        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), order)
 
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
         if isinstance(x, Pending) and x.codes is not None:
             return x.codes
-        codes = self._room_for_codes(rows, columns, are_in_tiles=is_few(rows, columns))
-        args = constants(columns, _AS_IT_IS, 0, _order(codes))
+        codes = self._room_for_codes(rows, columns, self._order_of(rows, columns))
+        args = constants(columns, _AS_IT_IS, 0, codes.order)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
         if isinstance(x, Pending):
@@ -198,8 +204,7 @@ class Launcher:
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
         codes = self._codes(x) if is_quantised else None
-        choose = float_tile if codes is None else few_tile if codes.are_in_tiles else code_tile
-        tile = choose(rows, outputs)
+        tile = (float_tile if codes is None else _CODE_TILES[codes.order])(rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
@@ -220,7 +225,7 @@ class Launcher:
         x, is_coded, is_kept = node.inputs[0], id(out) in wanted, id(out) not in alone
         made = self._made(out) if is_kept else x.buffer
         codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
-        order = _order(codes) if is_coded else 0
+        order = codes.order if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
             part = norm_part(rows, columns)
@@ -312,7 +317,7 @@ class Launcher:
         is_few_rows = spec.head_dim <= GROUP and (rows > 1 or together > 1)
         codes = Codes(q.buffer, q.buffer)
         if is_coded:
-            codes = self._coded(out, can_be_in_tiles=is_few_rows)
+            codes = self._coded(out, in_rows=not is_few_rows)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
@@ -328,7 +333,7 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            _order(codes) if is_coded else 0,
+            codes.order if is_coded else 0,
             int(rows == batch.block_tables.shape[0]),
             float(spec.scale),
             float(spec.softcap or 0.0),
@@ -374,10 +379,6 @@ def norm_part(rows: int, columns: int) -> int:
     """Columns of a row that one group of vox_step_between_norm makes."""
     turn = 4 * NORM_THREADS
     return turn if rows <= _SHARED_NORMS else -(-columns // turn) * turn
-
-
-def _order(codes: Codes) -> int:
-    return _IN_TILES if codes.are_in_tiles else _IN_ROWS
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

@@ -1,5 +1,5 @@
 // What stands between the products of a few rows: norms, gates, and the int8 codes of what comes out of them, and what
-// happens to heads before attention. Codes lie row by row, or in the order in which kernels/few_rows.h reads them.
+// happens to heads before attention. Codes lie row by row, or in one of the orders in which tensor cores read them.
 //
 // A launch finds its code anew, and waits for its longest chain: short code, and as little of it in a row as there are
 // multiprocessors for.
@@ -21,6 +21,7 @@ enum {
   kNoCodes = 0,
   kCodesOfRows = 1,
   kCodesOfTiles = 2,
+  kCodesOfCores = 3,
 };
 
 struct alignas(16) Whole {
@@ -38,7 +39,17 @@ CANON int64_t code_at(bool is_in_tiles, int64_t row, int64_t column, int64_t col
   return is_in_tiles ? coded_at(row, column, columns) : row * columns + column;
 }
 
-// Where the scale of a row's block lies; in the order of tiles [rows / 16][chunks][16 rows][4 blocks].
+// The same in the order of core matrices, eight rows of sixteen columns each, which Hopper's tensor cores read from
+// shared memory: [rows / 8][columns / 16][8][16], as weights lie (packed.h). Four columns lie together.
+CANON int64_t core_at(int64_t row, int64_t column, int64_t columns) {
+  return piece_at(row, column / 16, columns / 16) * 16 + column % 16;
+}
+// Of any order that `codes_out` says.
+CANON int64_t code_in(int32_t order, int64_t row, int64_t column, int64_t columns) {
+  return order == kCodesOfCores ? core_at(row, column, columns) : code_at(order == kCodesOfTiles, row, column, columns);
+}
+
+// Where the scale of a row's block lies; in the order of tiles, and beside core matrices, [rows / 16][chunks][16 rows][4 blocks].
 CANON int64_t code_scale_at(bool is_in_tiles, int64_t row, int64_t block, int64_t blocks) {
   if (!is_in_tiles) return row * blocks + block;
   return ((row / 16 * (blocks / 4) + block / 4) * 16 + row % 16) * 4 + block % 4;
@@ -178,7 +189,7 @@ VOX_KERNEL_OF(kNormThreads, 1, vox_step_between_norm)(
 #pragma unroll 1
   for (; c < chunks; ++c) sum = chunk_folded(c == 0, sum, of_chunks[c]);
   const float inverse = norm_inverse(sum, (float)args.columns, args.eps);
-  const bool is_sound = is_finite(sum), is_in_tiles = args.codes_out == kCodesOfTiles;
+  const bool is_sound = is_finite(sum);
   bool are_finite = true;
   // As many turns for every thread: there are barriers in them.
 #pragma unroll 1
@@ -202,8 +213,8 @@ VOX_KERNEL_OF(kNormThreads, 1, vox_step_between_norm)(
     if (is_inside) {
       const int32_t amax = block_magnitude(of_quads + VOX_LOCAL / 8 * 8);
       const float d = activation_scale(amax);
-      if (k % 32 == 0) scales[code_scale_at(is_in_tiles, row, k / 32, args.columns / 32)] = d;
-      *(uint32_t*)(codes + code_at(is_in_tiles, row, k, args.columns)) = four_codes(y, code_inverse(d, amax));
+      if (k % 32 == 0) scales[code_scale_at(args.codes_out != kCodesOfRows, row, k / 32, args.columns / 32)] = d;
+      *(uint32_t*)(codes + code_in(args.codes_out, row, k, args.columns)) = four_codes(y, code_inverse(d, amax));
     }
     warp_barrier();
   }
@@ -237,8 +248,8 @@ VOX_KERNEL(vox_step_between_gate)(VOX_IN(float, gate, 0), VOX_IN(float, up, 1), 
   if (!is_inside) return;
   const int32_t amax = block_magnitude((const int32_t*)(Whole*)magnitudes + VOX_LOCAL / 8 * 8);
   const float d = activation_scale(amax);
-  if (k % 32 == 0) scales[code_scale_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k / 32, args.width / 32)] = d;
-  *(uint32_t*)(codes + code_at(args.codes_out == kCodesOfTiles, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
+  if (k % 32 == 0) scales[code_scale_at(args.codes_out != kCodesOfRows, VOX_THREAD_Y, k / 32, args.width / 32)] = d;
+  *(uint32_t*)(codes + code_in(args.codes_out, VOX_THREAD_Y, k, args.width)) = four_codes(y, code_inverse(d, amax));
 }
 
 namespace vox {
