@@ -361,7 +361,9 @@ def coded_alike(device, values, shape, made, order):
     )
 
 
-@pytest.mark.parametrize(("codes_out", "floats_out"), [(0, 1), *((order, 1) for order in Order), (2, 0)])
+@pytest.mark.parametrize(
+    ("codes_out", "floats_out"), [(0, 1), *((order, 1) for order in Order), (2, 0), (3, 0)]
+)
 @pytest.mark.parametrize("columns", [128, 2176])
 @pytest.mark.parametrize("kind", ["norm", "norm in one group", "silu_gate", "as it is"])
 def test_what_stands_between_products_gives_the_bytes_of_two_kernels(

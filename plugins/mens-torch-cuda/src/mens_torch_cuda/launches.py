@@ -119,9 +119,8 @@ class Launcher:
         rows, columns = x.shape
         if isinstance(x, Pending) and x.codes is not None:
             return x.codes
-        order = self._order_of(rows, columns)
-        codes = self._room_for_codes(rows, columns, order)
-        args = constants(columns, _AS_IT_IS, 0, order)
+        codes = self._room_for_codes(rows, columns, self._order_of(rows, columns))
+        args = constants(columns, _AS_IT_IS, 0, codes.order)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
         if isinstance(x, Pending):
