@@ -235,8 +235,17 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
         assert not any(kernel.startswith(apart) for kernel in kernels)
 
 
-def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, tmp_path):
-    """Norms, gates and attention's output as codes in the order of tiles, of rows that fill no tile."""
+class WarpgroupShim(ShimDevice):
+    has_warpgroups = True
+
+
+@pytest.mark.parametrize(
+    ("shim", "tile"),
+    [(ShimDevice, "32x32by2"), (WarpgroupShim, "WarpgroupHalf")],
+    ids=["warps", "warpgroups"],
+)
+def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, shim, tile, tmp_path):
+    """What norms, gates and attention make, as codes in the order of the products; rows fill no tile."""
     from mens_cpu_ref.lane import CpuOps
 
     shape = {**SMALL, "hidden_size": 256, "intermediate_size": 384}
@@ -248,10 +257,10 @@ def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, tmp
         return ops.to_host(model.forward(prompts, model.new_cache(2)).logits).tobytes()
 
     launched: list[str] = []
-    device = ShimDevice(built, watch=lambda launch, _: launched.append(launch.kernel))
+    device = shim(built, watch=lambda launch, _: launched.append(launch.kernel))
     assert logits(CudaOps(device, facts={})) == logits(CpuOps(library.kernels))
     kernels = Counter(launched)
-    assert kernels["vox_step_tiles_q8_0_32x32by2"] == 4
+    assert kernels[f"vox_step_tiles_q8_0_{tile}"] == 4
     # Two norms of rows and the last one; a gate, and the codes of attention's output.
     assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (3, 2)
     assert not any(kernel.startswith("vox_quantise") for kernel in launched)

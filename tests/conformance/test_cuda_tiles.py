@@ -5,6 +5,8 @@ Their launches are made here, since a model takes one tile for a product and a s
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from mens_core.grid_weights import GridMatrix
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK
 from mens_torch_cuda.code_orders import Order, order_of, room_of
-from mens_torch_cuda.few_rows import FEW_TILES, MANY_TILES, coded_tile
+from mens_torch_cuda.few_rows import CORE_TILES, FEW_TILES, MANY_TILES, coded_tile, core_tile
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
 from mens_torch_cuda.nodes import Nodes
@@ -120,6 +122,46 @@ def scales_in_tiles(scales):
     return np.ascontiguousarray(padded.reshape(-1, 16, blocks // 4, 4).transpose(0, 2, 1, 3)).reshape(-1)
 
 
+def in_cores(codes):
+    """Codes [rows, columns] as core matrices; rows that are not there are 99."""
+    rows, columns = codes.shape
+    padded = np.full((-(-rows // 8) * 8, columns), 99, np.int8)
+    padded[:rows] = codes
+    return np.ascontiguousarray(padded.reshape(-1, 8, columns // 16, 16).transpose(0, 2, 1, 3)).reshape(-1)
+
+
+def borders(seed, rows, columns):
+    """Codes and scales; sums of every other row are at the border of what is flushed, and some end as -0."""
+    codes = np.random.default_rng(seed).integers(-127, 128, (rows, columns)).astype(np.int8)
+    scales = np.abs(drawn(seed + 1, rows, columns // 32))
+    codes[::2] = 0
+    codes[::2, ::32] = 1
+    scales[::2] *= 2e-36
+    return codes, scales
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("shape", [(130, 128, 65), (72, 768, 131), (41, 640, 70)])
+def test_tiles_of_warpgroups_give_the_bytes_of_the_plain_kernel(cuda_library, shape, order):
+    outputs, columns, rows = shape
+    device = ShimDevice(cuda_library, order=order)
+    weight = code_weights(device, outputs, columns)
+    codes, scales = borders(3, rows, columns)
+    expected = plain(device, weight, (device.put(codes), device.put(scales)), rows)
+    residual = drawn(6, rows, outputs)
+    beyond = room_of(rows, Order.CORES) - rows
+    padded = np.pad(codes, ((0, beyond), (0, 0)), constant_values=99)
+    padded_scales = np.pad(scales, ((0, beyond), (0, 0)), constant_values=np.nan)
+    activations = (device.put(in_cores(padded)), device.put(scales_in_tiles(padded_scales)))
+    for tile, added in product(CORE_TILES.values(), (None, residual)):
+        flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
+        buffer = None if added is None else device.put(added)
+        found = tiled(device, tile, weight, activations, rows, buffer, flags)
+        wanted = expected if added is None else residual.reshape(-1) + expected
+        assert found.tobytes() == wanted.tobytes(), tile
+        assert not flags[0].any() and not flags[1].any()
+
+
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(
     "shape",
@@ -137,12 +179,7 @@ def test_tiles_of_codes_in_their_order_give_the_bytes_of_the_plain_kernel(cuda_l
     outputs, columns, rows = shape
     device = ShimDevice(cuda_library, order=order)
     weight = code_weights(device, outputs, columns)
-    codes = np.random.default_rng(3).integers(-127, 128, (rows, columns)).astype(np.int8)
-    scales = np.abs(drawn(4, rows, columns // 32))
-    # Sums of products at the border of what is flushed: some end as -0.
-    codes[::2] = 0
-    codes[::2, ::32] = 1
-    scales[::2] *= 2e-36
+    codes, scales = borders(3, rows, columns)
     expected = plain(device, weight, (device.put(codes), device.put(scales)), rows)
     residual = drawn(6, rows, outputs)
     activations = (device.put(in_tiles(codes)), device.put(scales_in_tiles(scales)))
@@ -169,9 +206,13 @@ def test_tiles_of_codes_in_their_order_tell_rows_that_are_not_finite(cuda_librar
     residual[17] = 3.4e38 * np.sign(
         plain(device, weight, (device.put(codes), device.put(scales)), rows).reshape(rows, -1)[17]
     )
-    for tile in (*FEW_TILES.values(), *MANY_TILES.values()):
+    room = room_of(rows, Order.CORES) - rows
+    padded = [np.pad(x, ((0, room), (0, 0))) for x in (codes, scales)]
+    in_matrices = (device.put(in_cores(padded[0])), device.put(scales_in_tiles(padded[1])))
+    for tile in (*FEW_TILES.values(), *MANY_TILES.values(), *CORE_TILES.values()):
         flags = [device.zeros(4 * rows), device.zeros(4 * rows)]
-        tiled(device, tile, weight, activations, rows, device.put(residual), flags)
+        read = in_matrices if tile in CORE_TILES.values() else activations
+        tiled(device, tile, weight, read, rows, device.put(residual), flags)
         assert [list(np.flatnonzero(flag.view(np.int32))) for flag in flags] == [[3], [3, 11, 17]], tile
 
 
@@ -183,6 +224,8 @@ def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
         "32x16", "32x32", "32x128",
     ]  # fmt: skip
     assert coded_tile(8, [151936]).name == "16x128"
+    chosen = [core_tile(rows, [4096]).name for rows in (65, 128, 256, 512, 8192)]
+    assert chosen == [*["WarpgroupHalf"] * 3, "WarpgroupWide", "WarpgroupHalf"]
     assert all(tile.shared <= 99 << 10 for tile in MANY_TILES.values()), (
         "more than every GPU that we take has"
     )
@@ -328,14 +371,6 @@ def test_attention_of_few_rows_gives_the_bytes_of_the_plain_kernel(cuda_library,
         if codes_out:
             out = device.put(np.frombuffer(expected[0], np.float32))
             assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
-
-
-def in_cores(codes):
-    """Codes [rows, columns] as core matrices; rows that are not there are 99."""
-    rows, columns = codes.shape
-    padded = np.full((-(-rows // 8) * 8, columns), 99, np.int8)
-    padded[:rows] = codes
-    return np.ascontiguousarray(padded.reshape(-1, 8, columns // 16, 16).transpose(0, 2, 1, 3)).reshape(-1)
 
 
 ORDERED = {Order.TILES: in_tiles, Order.CORES: in_cores}

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 from mens_torch_cuda.ptx import forbidden_instructions
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["Compiler", "Kernels", "Nvrtc", "architecture", "cache_folder", "compile_kernels"]
+__all__ = ["HOPPER", "Compiler", "Kernels", "Nvrtc", "architecture", "cache_folder", "compile_kernels"]
 
 _DIGEST_BYTES = 32
-_HOPPER = (9, 0)
+HOPPER = (9, 0)
+"""The compute capability whose own instructions kernels are compiled with."""
 _UNCACHED = "--no-cache"
 """NVRTC 13.0 keeps code within a process, and finds that of other `--ftz` and `--prec-div` options too."""
 _SHOWN_LINES = 12
@@ -85,7 +86,7 @@ class Nvrtc:
 
 def architecture(capability: tuple[int, int]) -> str:
     """Return what the compiler is told of a GPU; of Hopper, with the instructions that it alone has."""
-    return f"sm_{capability[0]}{capability[1]}{'a' if capability == _HOPPER else ''}"
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability == HOPPER else ''}"
 
 
 def compile_kernels(

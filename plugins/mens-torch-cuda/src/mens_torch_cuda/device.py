@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
 from mens_core.grid_weights import Bytes, Floats
+from mens_torch_cuda.compiler import HOPPER
 from mens_torch_cuda.finite import are_finite
 from mens_torch_cuda.nodes import UnrecordableError
 from mens_torch_cuda.parameters import Parameters, Part
@@ -81,7 +82,10 @@ class CudaDevice:
         self.most_shared = int(runtime.get_device_properties(0).shared_memory_per_block_optin) - _KEPT_SHARED
         """Bytes of shared memory that a launch may ask for."""
         self._number = int(runtime.current_device())
-        self._starts_early = runtime.get_device_capability() >= _EARLY_START
+        capability = runtime.get_device_capability()
+        self._starts_early = capability >= _EARLY_START
+        self.has_warpgroups = capability == HOPPER
+        """Whether four warps multiply matrices from memory that they have in common."""
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Copy an array there; it may be changed as soon as this returns."""

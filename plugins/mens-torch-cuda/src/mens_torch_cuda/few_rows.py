@@ -1,4 +1,4 @@
-"""Products with int8 codes of kernels/few_rows.h and many_rows.h: which of their tiles makes one. Pure."""
+"""Which tile of few_rows.h, many_rows.h or warpgroup_tiles.h makes a product with int8 codes. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mens_core.kernel_source import GROUP
 from mens_torch_cuda.tile_choice import Tile
 
-__all__ = ["FEW_TILES", "MANY_TILES", "coded_tile"]
+__all__ = ["CORE_TILES", "FEW_TILES", "MANY_TILES", "coded_tile", "core_tile"]
 
 _TILE_ROWS = 16
 """Rows that lie together in the order of their codes."""
@@ -40,6 +40,20 @@ MANY_TILES = {
         _many("64x64by2", 64, 64, 3, 72, 110, 150, 215, group=64),
     )
 }
+
+_STAGES = 4
+CORE_TILES = {
+    tile.name: tile
+    for tile in (
+        Tile("WarpgroupHalf", 64, 64, _STAGES * 17920, (183, 255, 290)),
+        Tile("WarpgroupWide", 64, 128, _STAGES * 26624, (227, 288)),
+    )
+}
+
+
+def core_tile(rows: int, outputs: Sequence[int]) -> Tile:
+    """The tile of codes as core matrices for these weights side by side, as measured (docs/log.md)."""
+    return max(CORE_TILES.values(), key=lambda tile: tile.worth(rows, outputs))
 
 
 def coded_tile(rows: int, outputs: Sequence[int]) -> Tile:

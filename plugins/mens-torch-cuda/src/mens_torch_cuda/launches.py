@@ -9,7 +9,7 @@ from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_torch_cuda.code_orders import Order, order_of, room_of
-from mens_torch_cuda.few_rows import coded_tile
+from mens_torch_cuda.few_rows import coded_tile, core_tile
 from mens_torch_cuda.joined import QUERIES, Join, joins, read_as_codes_alone, wanted_as_codes
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
@@ -21,7 +21,7 @@ _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
 _AS_IT_IS = 0
 """A gate that is none."""
-_CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile}
+_CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile, Order.CORES: core_tile}
 NORM_THREADS = 256
 """kNormThreads of kernels/between.h."""
 _SHARED_NORMS = 64

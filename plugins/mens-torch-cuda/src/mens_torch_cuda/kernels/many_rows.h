@@ -43,6 +43,20 @@ CANON void bulk_wait(uint8_t* barrier, uint32_t parity) {
 }
 #endif
 
+// Two floats side by side: at once where every pair is aligned; or the first one alone.
+CANON TwoFloats two_at(const float* from, bool is_aligned, bool is_pair) {
+  if (is_aligned) return *(const TwoFloats*)from;
+  return {{from[0], is_pair ? from[1] : 0.0f}};
+}
+CANON void put_two(float* to, const TwoFloats& y, bool is_aligned, bool is_pair) {
+  if (is_aligned) {
+    *(TwoFloats*)to = y;
+    return;
+  }
+  to[0] = y.values[0];
+  if (is_pair) to[1] = y.values[1];
+}
+
 struct alignas(8) FourHalves {
   uint16_t values[4];
 };
@@ -278,20 +292,6 @@ struct ManyRows {
       if (!is_finite(seen)) faults[row] = 1;
       if (!is_finite(seen_sums)) in.faults1[row] = 1;
     }
-  }
-
-  // Two floats side by side: at once where every pair is aligned; or the first one alone.
-  CANON TwoFloats two_at(const float* from, bool is_aligned, bool is_pair) {
-    if (is_aligned) return *(const TwoFloats*)from;
-    return {{from[0], is_pair ? from[1] : 0.0f}};
-  }
-  CANON void put_two(float* to, const TwoFloats& y, bool is_aligned, bool is_pair) {
-    if (is_aligned) {
-      *(TwoFloats*)to = y;
-      return;
-    }
-    to[0] = y.values[0];
-    if (is_pair) to[1] = y.values[1];
   }
 };
 

@@ -189,6 +189,7 @@ struct WarpgroupTiles {
     float* out = which == 0 ? in.out0 : which == 1 ? in.out1 : in.out2;
     int32_t* faults = which == 0 ? in.faults0 : which == 1 ? in.faults1 : in.faults2;
     const float* residual = args.mode == kAddResidual ? in.residual : nullptr;
+    const bool is_even = outputs % 2 == 0;
     const int64_t n = tile.group * kN + lane % 4 * 2;
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
@@ -199,18 +200,19 @@ struct WarpgroupTiles {
       for (int j = 0; j < 8 * Halves; ++j) {
         if (n + j * 8 >= outputs) continue;
         const float* sums = total[j / 8] + j % 8 * 4 + q * 2;
-        TwoFloats y = {{sums[0], sums[1]}};
+        const bool is_pair = is_even || n + j * 8 + 1 < outputs;
+        TwoFloats y = {{sums[0], is_pair ? sums[1] : 0.0f}};
 #pragma unroll
         for (int i = 0; i < 2; ++i) seen = f_fma(y.values[i], 0.0f, seen);
         if (residual != nullptr) {
-          const TwoFloats x = *(const TwoFloats*)(residual + first + j * 8);
+          const TwoFloats x = two_at(residual + first + j * 8, is_even, is_pair);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             y.values[i] = f_add(x.values[i], y.values[i]);
             seen_sums = f_fma(y.values[i], 0.0f, seen_sums);
           }
         }
-        *(TwoFloats*)(out + first + j * 8) = y;
+        put_two(out + first + j * 8, y, is_even, is_pair);
       }
       if (!is_finite(seen)) faults[row] = 1;
       if (!is_finite(seen_sums)) in.faults1[row] = 1;
@@ -225,7 +227,7 @@ enum { kWarpgroupWide = WarpgroupTilesWide::quads, kWarpgroupHalf = WarpgroupTil
 }  // namespace VOX_ISA
 }  // namespace vox
 
-// Outputs are even, and weights are padded to whole tiles.
+// Weights are padded to whole tiles.
 #define VOX_STEP_WARPGROUP(name, at_once)                                                                           \
   VOX_ASKS(vox_step_tiles_q8_0_Warpgroup##name, kWarpgroup##name)                                                   \
   VOX_KERNEL_AT_ONCE(at_once, vox_step_tiles_q8_0_Warpgroup##name)(                                                 \
