@@ -82,6 +82,15 @@ CANON void sent(void* to, const void* from) {
   for (int i = 0; i < 4; ++i) ((uint32_t*)to)[i] = ((const uint32_t*)from)[i];
 #endif
 }
+// The same by way of the first cache: groups of a multiprocessor that ask for a long row ask the second cache once.
+CANON void sent_shared(void* to, const void* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+               : "memory");
+#else
+  sent(to, from);
+#endif
+}
 CANON void arrived_all() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -285,7 +294,7 @@ struct WholeHalves {
   }
 };
 struct WholeCodes {
-  enum { depth = 2, later = 1, late = 2, pieces = 8 };
+  enum { depth = 2, later = 1, late = 0, pieces = 8 };
   typedef StepCodes::Weights Weights;
   typedef StepCodes::Loaded Loaded;
   struct Place {
@@ -358,6 +367,7 @@ CANON float squares_of(const float* terms, int32_t count) {
 // A row is staged chunk by chunk in kStride floats.
 CANON float* staged_at(float* staged, int32_t i) { return staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk; }
 
+enum { kStagedApart = kGroup * 4 / (int)kChunk * kStride };  // of a thread's quads
 struct NormOf {
   float inverse;
   bool is_whole;  // An infinite sum makes every output zero, and would hide: the row is NaN instead.
@@ -366,7 +376,8 @@ struct NormOf {
 template <class Later>
 CANON NormOf staged_row(const float* x, int32_t columns, float eps, float* staged, float* sums, Later later) {
   const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) sent(staged_at(staged, i), x + i);
+  float* at = staged_at(staged, VOX_LOCAL * 4);
+  for (int32_t i = VOX_LOCAL * 4, k = 0; i < columns; i += kGroup * 4, k += kStagedApart) sent_shared(at + k, x + i);
   arrived_all();
   let_next_start();
   VOX_BARRIER();
@@ -388,24 +399,21 @@ CANON NormOf staged_row(const float* x, int32_t columns, float eps, float* stage
   return {norm_inverse(sum, (float)columns, eps), is_finite(sum)};
 }
 
-CANON Quad norm_weights(const float* weight, const float* ahead, int32_t i) {
-  return i < kNormAhead ? *(const Quad*)(ahead + i) : *(const Quad*)(weight + i);
-}
-
 // The normed row in the row's place; the first weights are `ahead`. Ends with a barrier.
 CANON void staged_norm(const float* weight, int32_t columns, const NormOf& norm, const float* ahead, float* staged,
                        int32_t* faults, int64_t row, bool watches) {
   bool is_odd = !norm.is_whole;
+  float* at = staged_at(staged, VOX_LOCAL * 4);
 #pragma unroll 4
-  for (int32_t i = VOX_LOCAL * 4; i < columns; i += kGroup * 4) {
-    const Quad w = norm_weights(weight, ahead, i);
-    Quad q = *(const Quad*)staged_at(staged, i);
+  for (int32_t i = VOX_LOCAL * 4, k = 0; i < columns; i += kGroup * 4, k += kStagedApart) {
+    const Quad w = i < kNormAhead ? *(const Quad*)(ahead + i) : *(const Quad*)(weight + i);
+    Quad q = *(const Quad*)(at + k);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       q.values[j] = norm.is_whole ? normed(q.values[j], norm.inverse, w.values[j]) : f_from(0x7FC00000);
       if (watches) is_odd = is_odd || !is_finite(q.values[j]);
     }
-    *(Quad*)staged_at(staged, i) = q;
+    *(Quad*)(at + k) = q;
   }
   if (watches && is_odd) faults[row] = 1;
   VOX_BARRIER();
@@ -416,23 +424,34 @@ CANON void staged_norm(const float* weight, int32_t columns, const NormOf& norm,
 CANON void staged_codes(const float* weight, int32_t columns, const NormOf& norm, const float* ahead, float* staged,
                         float* scales, int32_t* magnitudes, int32_t* faults, int64_t row, bool watches) {
   const float inverse = norm.is_whole ? norm.inverse : f_from(0x7FC00000);
-  const int32_t turn = VOX_LOCAL / 2;
   bool is_odd = !norm.is_whole;
-  for (int32_t i = VOX_LOCAL * 16, round = 0; i - VOX_LOCAL * 16 < columns; i += kGroup * 16, ++round) {
+  float* own = staged_at(staged, VOX_LOCAL * 16);
+  uint32_t* codes = (uint32_t*)(staged + VOX_LOCAL / 8 * kStride) + VOX_LOCAL % 8 * 4;
+  int32_t places[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) places[j] = (VOX_LOCAL / 2 + j) % 4;
+  enum { apart = kGroup * 16 / (int)kChunk * kStride };
+  int32_t i = VOX_LOCAL * 16;
+#pragma unroll 1
+  for (int32_t round = 0; i - VOX_LOCAL * 16 < columns; i += kGroup * 16, ++round, own += apart, codes += apart) {
     const bool is_there = i < columns;
     int32_t* of_round = magnitudes + (round & 1) * kGroup;
-    Quad y[4];
+    Quad y[4], w[4];
     int32_t amax = 0;
     if (is_there) {
-      const float* own = staged_at(staged, i);
+      if (i < kNormAhead) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = *(const Quad*)(ahead + i + 4 * places[j]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = *(const Quad*)(weight + i + 4 * places[j]);
+      }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int32_t at = 4 * ((j + turn) % 4);
-        const Quad w = norm_weights(weight, ahead, i + at);
-        y[j] = *(const Quad*)(own + at);
+        y[j] = *(const Quad*)(own + 4 * places[j]);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          y[j].values[k] = normed(y[j].values[k], inverse, w.values[k]);
+          y[j].values[k] = normed(y[j].values[k], inverse, w[j].values[k]);
           const int32_t magnitude = f_bits(y[j].values[k]) & 0x7FFFFFFF;
           amax = magnitude > amax ? magnitude : amax;
         }
@@ -446,14 +465,13 @@ CANON void staged_codes(const float* weight, int32_t columns, const NormOf& norm
       is_odd = is_odd || amax >= 0x7F800000;
       const float d = activation_scale(amax);
       const float by = has_codes(d) ? activation_inverse(amax) : 0.0f;
-      if (i % 32 == 0) scales[i / 32] = d;
-      uint32_t* codes = (uint32_t*)(staged + i / (int32_t)kChunk * kStride) + i % (int32_t)kChunk / 4;
+      if (VOX_LOCAL % 2 == 0) scales[i / 32] = d;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t word = 0;
 #pragma unroll
         for (int k = 0; k < 4; ++k) word |= ((uint32_t)activation_code(y[j].values[k], by) & 255u) << 8 * k;
-        codes[(j + turn) % 4] = has_codes(d) ? word : 0u;
+        codes[places[j]] = has_codes(d) ? word : 0u;
       }
     }
   }
