@@ -82,6 +82,15 @@ CANON void sent(void* to, const void* from) {
   for (int i = 0; i < 4; ++i) ((uint32_t*)to)[i] = ((const uint32_t*)from)[i];
 #endif
 }
+// The same by way of the first cache: groups of a multiprocessor that ask for a long row ask the second cache once.
+CANON void sent_shared(void* to, const void* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+               : "memory");
+#else
+  sent(to, from);
+#endif
+}
 CANON void arrived_all() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -106,7 +115,7 @@ enum {
   kNormSumQuads = kNormChunks / 4,
   kNormBlocks = kNormChunks * 4,
   kNormPartials = 2 * kNormChunks * 32,  // at most so many partial sums of a group, [chunks][outputs]
-  kNormAhead = kNormPartials + kNormChunks * (int)kChunk / 4,  // weights of a norm; afterwards partial sums and codes
+  kNormAhead = kNormPartials + 1536,  // weights of a norm; afterwards partial sums
   kNormAheadQuads = kNormAhead / 4,
   kRowChunks = 224,
   kRowPartials = kRowChunks * 16,
@@ -173,9 +182,21 @@ struct StepHalves {
   }
 };
 
+// Of a chunk's four blocks, as they lie. Taken apart where they are used: a thread that shifted one on arrival would
+// wait for memory there.
 struct alignas(8) FourScales {
-  uint16_t values[4];
+  uint32_t words[2];
 };
+CANON float scale_of(const FourScales& scales, int b) { return f16_widened(scales.words[b / 2] >> 16 * (b % 2) & 0xFFFFu); }
+CANON FourScales streamed(const FourScales* from) {
+#if defined(__CUDA_ARCH__)
+  FourScales to;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(to.words[0]), "=r"(to.words[1]) : "l"(from));
+  return to;
+#else
+  return *from;
+#endif
+}
 
 // Q8_0: a chunk of one output is four blocks, each two pieces and a scale.
 struct StepCodes {
@@ -198,7 +219,7 @@ struct StepCodes {
       to.pieces[2 * b] = streamed(w + 16 * b);
       to.pieces[2 * b + 1] = streamed(w + 16 * b + 8);
     }
-    to.scales = *(const FourScales*)d;  // there is room for four, always
+    to.scales = streamed((const FourScales*)d);  // there is room for four, always
   }
   CANON void expect(const Weights& in, int which, int64_t n, int32_t chunk, int32_t columns) {
     if (columns / 32 - 4 * chunk < 4) return;
@@ -218,8 +239,6 @@ struct StepCodes {
   template <class C, class S>
   CANON float dot(Loaded& w, C codes, S scales, int32_t left, const Next& next) {
     float p = 0.0f;
-    const FourScales d = w.scales;
-    if (next.left > 0) w.scales = *(const FourScales*)next.d;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       int32_t dot = 0;
@@ -232,8 +251,85 @@ struct StepCodes {
         }
         if (b < next.left) w.pieces[2 * b + half] = streamed(next.w + 16 * b + 8 * half);
       }
-      if (b < left) p = block_chained(p, f16_widened(d.values[b]), scales[b], dot);
+      if (b < left) p = block_chained(p, scale_of(w.scales, b), scales[b], dot);
     }
+    if (next.left > 0) w.scales = streamed((const FourScales*)next.d);
+    return p;
+  }
+};
+
+// Whole chunks: no place to look at but where a chunk begins. `is_more`: whether there is a next one.
+template <class H>
+struct WholeHalves {
+  // later: chunks of a thread that are asked for into the second cache before the inputs are there; late: further ones
+  // when the row is there that is to be normed.
+  enum { depth = 1, later = 0, late = 1, pieces = 16 };
+  typedef typename StepHalves<H>::Weights Weights;
+  struct Loaded {
+    Piece pieces[16];
+  };
+  struct Place {
+    const Piece* w;
+  };
+  CANON Place at(const Weights& in, int which, int64_t n, int32_t chunk, int32_t chunks) {
+    return {(which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * pieces, chunks * pieces)};
+  }
+  CANON void load(Loaded& to, const Place& from) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) to.pieces[i] = streamed(from.w + i * 8);
+  }
+  CANON void expect(const Place& from) {  // eight threads, of as many outputs, have two lines each
+    expected(from.w + (VOX_LOCAL % 8) * 15);
+    expected(from.w + (VOX_LOCAL % 8) * 15 + 8);
+  }
+  template <class X>
+  CANON float dot(Loaded& w, X x, bool is_more, const Place& next) {
+    float p = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      p = HalvesOf<H>::eight(w.pieces[i], x + 8 * i, p);
+      if (is_more) w.pieces[i] = streamed(next.w + i * 8);
+    }
+    return p;
+  }
+};
+struct WholeCodes {
+  enum { depth = 2, later = 1, late = 0, pieces = 8 };
+  typedef StepCodes::Weights Weights;
+  typedef StepCodes::Loaded Loaded;
+  struct Place {
+    const Piece* w;
+    const FourScales* d;
+  };
+  CANON Place at(const Weights& in, int which, int64_t n, int32_t chunk, int32_t chunks) {
+    return {(which == 0 ? in.w0 : which == 1 ? in.w1 : in.w2) + piece_at(n, (int64_t)chunk * pieces, chunks * pieces),
+            (const FourScales*)((which == 0 ? in.d0 : which == 1 ? in.d1 : in.d2) + scale_at(n, 4 * chunk, 4 * chunks))};
+  }
+  CANON void load(Loaded& to, const Place& from) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to.pieces[i] = streamed(from.w + i * 8);
+    to.scales = streamed(from.d);
+  }
+  CANON void expect(const Place& from) {  // eight threads, of as many outputs, have a line each
+    expected(from.w + (VOX_LOCAL % 8) * 7);
+    if (VOX_LOCAL % 8 == 0) expected(from.d);
+  }
+  template <class C, class S>
+  CANON float dot(Loaded& w, C codes, S scales, bool is_more, const Place& next) {
+    float p = 0.0f;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      int32_t dot = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Piece a = *(const Piece*)(codes + 32 * b + 16 * half);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dot = dot4(w.pieces[2 * b + half].words[i], a.words[i], dot);
+        if (is_more) w.pieces[2 * b + half] = streamed(next.w + 16 * b + 8 * half);
+      }
+      p = block_chained(p, scale_of(w.scales, b), scales[b], dot);
+    }
+    if (is_more) w.scales = streamed(next.d);
     return p;
   }
 };
@@ -243,22 +339,23 @@ CANON void sent_norm(const float* weight, int32_t columns, float* ahead) {
   for (int32_t i = VOX_LOCAL * 4; i < columns && i < kNormAhead; i += kGroup * 4) sent(ahead + i, weight + i);
 }
 
-// A chunk's sum of squares, of whole quads: the next two are on their way while two are added.
+// A chunk's sum of squares, of whole quads: the next `Together` are on their way while as many are added.
+template <int Together>
 CANON float squares_of(const float* terms, int32_t count) {
-  Quad now[2], then[2];
+  Quad now[Together], then[Together];
   float p = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < Together; ++i)
     if (4 * i < count) then[i] = *(const Quad*)(terms + 4 * i);
-#pragma unroll 4
-  for (int32_t k = 0; k < count; k += 8) {
+#pragma unroll 2
+  for (int32_t k = 0; k < count; k += 4 * Together) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Together; ++i) {
       now[i] = then[i];
-      if (k + 8 + 4 * i < count) then[i] = *(const Quad*)(terms + k + 8 + 4 * i);
+      if (k + 4 * (Together + i) < count) then[i] = *(const Quad*)(terms + k + 4 * (Together + i));
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Together; ++i) {
       if (k + 4 * i >= count) continue;
 #pragma unroll
       for (int j = 0; j < 4; ++j) p = SumOfSquares::step(now[i].values[j], p);
@@ -267,19 +364,28 @@ CANON float squares_of(const float* terms, int32_t count) {
   return p;
 }
 
-// The normed row, chunk by chunk in kStride floats; the first weights are `ahead`. Ends with a barrier.
-CANON void staged_norm(const float* x, const float* weight, int32_t columns, float eps, const float* ahead, float* staged,
-                       float* sums, int32_t* faults, int64_t row, bool watches) {
+// A row is staged chunk by chunk in kStride floats.
+CANON float* staged_at(float* staged, int32_t i) { return staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk; }
+
+enum { kStagedApart = kGroup * 4 / (int)kChunk * kStride };  // of a thread's quads
+struct NormOf {
+  float inverse;
+  bool is_whole;  // An infinite sum makes every output zero, and would hide: the row is NaN instead.
+};
+// The row is staged, and what it is normed by is known. `later`: what is asked for when the row is there.
+template <class Later>
+CANON NormOf staged_row(const float* x, int32_t columns, float eps, float* staged, float* sums, Later later) {
   const int32_t chunks = (columns - 1) / (int32_t)kChunk + 1;
-  const int32_t own = VOX_LOCAL * 4, round = kGroup * 4, stride = kGroup * 4 / (int32_t)kChunk * kStride;
-  float* at = staged + own / (int32_t)kChunk * kStride + own % (int32_t)kChunk;
-  for (int32_t i = own, k = 0; i < columns; i += round, k += stride) sent(at + k, x + i);
+  float* at = staged_at(staged, VOX_LOCAL * 4);
+  for (int32_t i = VOX_LOCAL * 4, k = 0; i < columns; i += kGroup * 4, k += kStagedApart) sent_shared(at + k, x + i);
   arrived_all();
   let_next_start();
   VOX_BARRIER();
+  later();
   if (VOX_LOCAL < chunks) {
     const int32_t left = columns - VOX_LOCAL * (int32_t)kChunk;
-    sums[VOX_LOCAL] = squares_of(staged + VOX_LOCAL * kStride, left < (int32_t)kChunk ? left : (int32_t)kChunk);
+    const float* own = staged + VOX_LOCAL * kStride;
+    sums[VOX_LOCAL] = left < (int32_t)kChunk ? squares_of<2>(own, left) : squares_of<4>(own, kChunk);
   }
   VOX_BARRIER();
   float sum = 0.0f;
@@ -290,17 +396,21 @@ CANON void staged_norm(const float* x, const float* weight, int32_t columns, flo
     for (int j = 0; j < 4; ++j)
       if (c + j < chunks) sum = chunk_folded(c + j == 0, sum, some.values[j]);
   }
-  const float inverse = norm_inverse(sum, (float)columns, eps);
-  // An infinite sum makes every output zero, and would hide: the row is NaN instead.
-  const bool is_whole = is_finite(sum);
-  bool is_odd = !is_whole;
+  return {norm_inverse(sum, (float)columns, eps), is_finite(sum)};
+}
+
+// The normed row in the row's place; the first weights are `ahead`. Ends with a barrier.
+CANON void staged_norm(const float* weight, int32_t columns, const NormOf& norm, const float* ahead, float* staged,
+                       int32_t* faults, int64_t row, bool watches) {
+  bool is_odd = !norm.is_whole;
+  float* at = staged_at(staged, VOX_LOCAL * 4);
 #pragma unroll 4
-  for (int32_t i = own, k = 0; i < columns; i += round, k += stride) {
+  for (int32_t i = VOX_LOCAL * 4, k = 0; i < columns; i += kGroup * 4, k += kStagedApart) {
     const Quad w = i < kNormAhead ? *(const Quad*)(ahead + i) : *(const Quad*)(weight + i);
     Quad q = *(const Quad*)(at + k);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      q.values[j] = is_whole ? normed(q.values[j], inverse, w.values[j]) : f_from(0x7FC00000);
+      q.values[j] = norm.is_whole ? normed(q.values[j], norm.inverse, w.values[j]) : f_from(0x7FC00000);
       if (watches) is_odd = is_odd || !is_finite(q.values[j]);
     }
     *(Quad*)(at + k) = q;
@@ -309,45 +419,63 @@ CANON void staged_norm(const float* x, const float* weight, int32_t columns, flo
   VOX_BARRIER();
 }
 
-// The int8 codes of a staged row: four threads, of one warp, a block of 32. Ends with a barrier.
-CANON void staged_codes(const float* staged, int32_t columns, int8_t* codes, float* scales, int32_t* magnitudes) {
-  for (int32_t base = 0, round = 0; base < columns; base += kGroup * 8, ++round) {
-    const int32_t i = base + VOX_LOCAL * 8;
-    int32_t* of_round = magnitudes + (round & 1) * kGroup;
-    Quad low = {{0.0f, 0.0f, 0.0f, 0.0f}}, high = low;
-    if (i < columns) {
-      const float* at = staged + i / (int32_t)kChunk * kStride + i % (int32_t)kChunk;
-      low = *(const Quad*)at;
-      high = *(const Quad*)(at + 4);
-    }
-    int32_t amax = 0;
+// The int8 codes of the normed row: a chunk's 128 bytes where its first floats were. Two threads, of one warp, have a
+// block. They begin at different quads, which lie in different banks. Ends with a barrier.
+CANON void staged_codes(const float* weight, int32_t columns, const NormOf& norm, const float* ahead, float* staged,
+                        float* scales, int32_t* magnitudes, int32_t* faults, int64_t row, bool watches) {
+  const float inverse = norm.is_whole ? norm.inverse : f_from(0x7FC00000);
+  bool is_odd = !norm.is_whole;
+  float* own = staged_at(staged, VOX_LOCAL * 16);
+  uint32_t* codes = (uint32_t*)(staged + VOX_LOCAL / 8 * kStride) + VOX_LOCAL % 8 * 4;
+  int32_t places[4];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int32_t magnitude = f_bits(j < 4 ? low.values[j & 3] : high.values[j & 3]) & 0x7FFFFFFF;
-      amax = magnitude > amax ? magnitude : amax;
-    }
-    of_round[VOX_LOCAL] = amax;
-    warp_barrier();
-    if (i < columns) {
+  for (int j = 0; j < 4; ++j) places[j] = (VOX_LOCAL / 2 + j) % 4;
+  enum { apart = kGroup * 16 / (int)kChunk * kStride };
+  int32_t i = VOX_LOCAL * 16;
+#pragma unroll 1
+  for (int32_t round = 0; i - VOX_LOCAL * 16 < columns; i += kGroup * 16, ++round, own += apart, codes += apart) {
+    const bool is_there = i < columns;
+    int32_t* of_round = magnitudes + (round & 1) * kGroup;
+    Quad y[4], w[4];
+    int32_t amax = 0;
+    if (is_there) {
+      if (i < kNormAhead) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = *(const Quad*)(ahead + i + 4 * places[j]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] = *(const Quad*)(weight + i + 4 * places[j]);
+      }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int32_t magnitude = of_round[VOX_LOCAL / 4 * 4 + j];
-        amax = magnitude > amax ? magnitude : amax;
-      }
-      const float d = activation_scale(amax), inverse = has_codes(d) ? activation_inverse(amax) : 0.0f;
-      if (i % 32 == 0) scales[i / 32] = d;
-      uint32_t words[2] = {0, 0};
-      if (has_codes(d)) {
+        y[j] = *(const Quad*)(own + 4 * places[j]);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float value = j < 4 ? low.values[j & 3] : high.values[j & 3];
-          words[j / 4] |= ((uint32_t)activation_code(value, inverse) & 255u) << 8 * (j & 3);
+        for (int k = 0; k < 4; ++k) {
+          y[j].values[k] = normed(y[j].values[k], inverse, w[j].values[k]);
+          const int32_t magnitude = f_bits(y[j].values[k]) & 0x7FFFFFFF;
+          amax = magnitude > amax ? magnitude : amax;
         }
       }
-      ((uint32_t*)(codes + i))[0] = words[0];
-      ((uint32_t*)(codes + i))[1] = words[1];
+    }
+    of_round[VOX_LOCAL] = amax;
+    warp_barrier();  // a chunk's threads are in one warp: all of it is read
+    if (is_there) {
+      const int32_t other = of_round[VOX_LOCAL ^ 1];
+      amax = other > amax ? other : amax;
+      is_odd = is_odd || amax >= 0x7F800000;
+      const float d = activation_scale(amax);
+      const float by = has_codes(d) ? activation_inverse(amax) : 0.0f;
+      if (VOX_LOCAL % 2 == 0) scales[i / 32] = d;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) word |= ((uint32_t)activation_code(y[j].values[k], by) & 255u) << 8 * k;
+        codes[places[j]] = has_codes(d) ? word : 0u;
+      }
     }
   }
+  if (watches && is_odd) faults[row] = 1;
   VOX_BARRIER();
 }
 
@@ -439,7 +567,8 @@ struct RowOfFloats {
     Quad quads[32 / T];
   };
   CANON void expect(const RowOfFloats&, const StepArgs&) {}
-  CANON void prepare(const RowOfFloats&, const StepArgs&) {}
+  template <class Later>
+  CANON void prepare(const RowOfFloats&, const StepArgs&, Later) {}
   // A warp reads its chunks side by side, one quad a thread and chunk; `v` is the thread's own chunk.
   CANON void fetch(const RowOfFloats& in, const StepArgs& args, int32_t v, Ahead& to) {
     const int32_t first = v - VOX_LOCAL % 32 / T, chunks = (args.columns - 1) / (int32_t)kChunk + 1;
@@ -463,15 +592,20 @@ struct RowOfFloats {
                   const typename StepHalves<H>::Next& next) {
     return StepHalves<H>::dot(w, in.staged + VOX_LOCAL / T * kStride, columns - c * (int32_t)kChunk, next);
   }
+  template <class F>
+  CANON float whole(const RowOfFloats& in, typename F::Loaded& w, int32_t, bool is_more, const typename F::Place& next) {
+    return F::dot(w, in.staged + VOX_LOCAL / T * kStride, is_more, next);
+  }
 };
 struct NormedFloats {
   const float *x, *norm;
   float *ahead, *staged, *sums;
   int32_t* faults;
   CANON void expect(const NormedFloats& in, const StepArgs& args) { sent_norm(in.norm, args.columns, in.ahead); }
-  CANON void prepare(const NormedFloats& in, const StepArgs& args) {
-    staged_norm(in.x, in.norm, args.columns, args.eps, in.ahead, in.staged, in.sums, in.faults, VOX_GROUP_Y,
-                VOX_GROUP_X == 0);
+  template <class Later>
+  CANON void prepare(const NormedFloats& in, const StepArgs& args, Later later) {
+    const NormOf norm = staged_row(in.x, args.columns, args.eps, in.staged, in.sums, later);
+    staged_norm(in.norm, args.columns, norm, in.ahead, in.staged, in.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
   }
   struct Ahead {};
   CANON void fetch(const NormedFloats&, const StepArgs&, int32_t, Ahead&) {}
@@ -481,6 +615,10 @@ struct NormedFloats {
                   const typename StepHalves<H>::Next& next) {
     return StepHalves<H>::dot(w, in.staged + c * kStride, columns - c * (int32_t)kChunk, next);
   }
+  template <class F>
+  CANON float whole(const NormedFloats& in, typename F::Loaded& w, int32_t c, bool is_more, const typename F::Place& next) {
+    return F::dot(w, in.staged + c * kStride, is_more, next);
+  }
 };
 // `row`, `row_scales`: where the codes are; `codes`, `scales`: shared memory for them.
 struct RowOfCodes {
@@ -489,7 +627,8 @@ struct RowOfCodes {
   int8_t* codes;
   float* scales;
   CANON void expect(const RowOfCodes&, const StepArgs&) {}
-  CANON void prepare(const RowOfCodes& in, const StepArgs& args) {
+  template <class Later>
+  CANON void prepare(const RowOfCodes& in, const StepArgs& args, Later) {
     const int32_t blocks = args.columns / 32, whole = blocks / 4 * 4;
     for (int32_t i = VOX_LOCAL * 16; i < args.columns; i += kGroup * 16) sent(in.codes + i, in.row + i);
     for (int32_t b = VOX_LOCAL * 4; b < whole; b += kGroup * 4) sent(in.scales + b, in.row_scales + b);
@@ -505,31 +644,40 @@ struct RowOfCodes {
   CANON float dot(const RowOfCodes& in, StepCodes::Loaded& w, int32_t c, int32_t columns, const StepCodes::Next& next) {
     return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
   }
+  template <class F>
+  CANON float whole(const RowOfCodes& in, typename F::Loaded& w, int32_t c, bool is_more, const typename F::Place& next) {
+    return F::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, is_more, next);
+  }
 };
 struct NormedCodes {
   NormedFloats row;
-  int8_t* codes;
   float* scales;
   int32_t* magnitudes;
   CANON void expect(const NormedCodes& in, const StepArgs& args) { NormedFloats::expect(in.row, args); }
-  CANON void prepare(const NormedCodes& in, const StepArgs& args) {
-    NormedFloats::prepare(in.row, args);
-    staged_codes(in.row.staged, args.columns, in.codes, in.scales, in.magnitudes);
+  template <class Later>
+  CANON void prepare(const NormedCodes& in, const StepArgs& args, Later later) {
+    const NormOf norm = staged_row(in.row.x, args.columns, args.eps, in.row.staged, in.row.sums, later);
+    staged_codes(in.row.norm, args.columns, norm, in.row.ahead, in.row.staged, in.scales, in.magnitudes,
+                 in.row.faults, VOX_GROUP_Y, VOX_GROUP_X == 0);
   }
   struct Ahead {};
   CANON void fetch(const NormedCodes&, const StepArgs&, int32_t, Ahead&) {}
   CANON void put(const NormedCodes&, const Ahead&) {}
   template <class H>
   CANON float dot(const NormedCodes& in, StepCodes::Loaded& w, int32_t c, int32_t columns, const StepCodes::Next& next) {
-    return StepCodes::dot(w, in.codes + c * (int32_t)kChunk, in.scales + 4 * c, columns / 32 - 4 * c, next);
+    return StepCodes::dot(w, (const int8_t*)(in.row.staged + c * kStride), in.scales + 4 * c, columns / 32 - 4 * c, next);
+  }
+  template <class F>
+  CANON float whole(const NormedCodes& in, typename F::Loaded& w, int32_t c, bool is_more, const typename F::Place& next) {
+    return F::dot(w, (const int8_t*)(in.row.staged + c * kStride), in.scales + 4 * c, is_more, next);
   }
 };
 
 // Thread (slice, output) has every `slices`th chunk; a gate's chunks are those of both weights. A turn is a chunk of
 // every slice; turns go on from one group of outputs to the next, so that weights never stop coming.
 template <class F, class H, int T, class In>
-CANON void step_linear(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
-                       float* partials, float* exchange) {
+CANON void step_linear_ragged(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
+                              float* partials, float* exchange) {
   const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
   const bool is_gate = args.mode >= kSiluGate;
   const int32_t chunks = (args.columns - 1) / (int32_t)kChunk + 1, all = is_gate ? 2 * chunks : chunks;
@@ -573,7 +721,7 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
     return early(to.residual + VOX_GROUP_Y * args.outputs0 + n);
   };
   float residual = residual_of();
-  In::prepare(in, args);
+  In::prepare(in, args, [] {});
   In::fetch(in, args, v[0], ahead);
   // As many turns for every thread: there are barriers in them.
   for (int32_t done = 0; at.which < 3;) {
@@ -601,6 +749,99 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
       residual = residual_of();
     }
   }
+}
+
+// The same where all chunks are whole and every thread has as many, `depth` of them a turn: nothing that depends on a
+// place stands between loads and products, so that a thread waits for memory once a turn.
+template <class F, int T, class In>
+CANON void step_linear_whole(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
+                             float* partials, float* exchange) {
+  enum { slices = kGroup / T };
+  const int lane = VOX_LOCAL % T, slice = VOX_LOCAL / T;
+  const int32_t chunks = args.columns / (int32_t)kChunk, all = args.mode >= kSiluGate ? 2 * chunks : chunks;
+  const int32_t rounds = all / (slices * F::depth);
+  StepPlace place = step_place<T>(args, (int32_t)VOX_GROUP_X), at = place;
+  int32_t ahead_of = (int32_t)VOX_GROUP_X, mine = ahead_of, round = 0, turn = mine % rounds;
+  auto chunk_of = [&](int32_t turn, int32_t d) { return slice + (turn * F::depth + d) * slices; };
+  auto place_of = [&](int32_t v) {
+    const bool is_second = v >= chunks;  // of a gate's weights
+    return F::at(weights, is_second ? 1 : place.which, (int64_t)place.group * T + lane, is_second ? v - chunks : v, chunks);
+  };
+  auto go_on = [&]() {
+    turn = turn + 1 == rounds ? 0 : turn + 1;
+    if (++round < rounds) return;
+    round = 0;
+    ahead_of += args.groups;
+    place = step_place<T>(args, ahead_of);
+  };
+  typename F::Loaded loaded[F::depth];
+  typename In::Ahead ahead;
+  int32_t v[F::depth];
+#pragma unroll
+  for (int d = 0; d < F::depth; ++d) {
+    v[d] = chunk_of(turn, d);
+    F::load(loaded[d], place_of(v[d]));
+  }
+  go_on();
+  // The `i`th chunk after those that are loaded, of the same outputs or of the next.
+  auto expect = [&](int32_t i) {
+    const int32_t after = turn + i / F::depth, which = after < rounds ? after : after - rounds;
+    if (place.which < 3 && round + i / F::depth < rounds) F::expect(place_of(chunk_of(which, i % F::depth)));
+  };
+#pragma unroll
+  for (int i = 0; i < F::later; ++i) expect(i);
+  In::expect(in, args);
+  inputs_are_there();
+  // What is added at the end is asked for now.
+  auto residual_of = [&]() {
+    const int64_t n = (int64_t)at.group * T + lane;
+    if (args.mode != kAddResidual || slice != 0 || n >= args.outputs0) return 0.0f;
+    return early(to.residual + VOX_GROUP_Y * args.outputs0 + n);
+  };
+  float residual = residual_of();
+  In::prepare(in, args, [&] {
+#pragma unroll
+    for (int i = 0; i < F::late; ++i) expect(F::later + i);
+  });
+  In::fetch(in, args, v[0], ahead);
+  for (int32_t done = 0; at.which < 3;) {
+    In::put(in, ahead);
+    const bool is_more = place.which < 3;
+    int32_t then[F::depth];
+    typename F::Place next[F::depth];
+#pragma unroll
+    for (int d = 0; d < F::depth; ++d) {
+      then[d] = chunk_of(turn, d);
+      next[d] = place_of(then[d]);
+    }
+    In::fetch(in, args, then[0], ahead);
+#pragma unroll
+    for (int d = 0; d < F::depth; ++d) {
+      const int32_t c = v[d] >= chunks ? v[d] - chunks : v[d];
+      partials[v[d] * T + lane] = In::template whole<F>(in, loaded[d], c, is_more, next[d]);
+      v[d] = then[d];
+    }
+    go_on();
+    if (++done < rounds) continue;
+    done = 0;
+    step_end<T>(args, at, to, partials, exchange, residual);
+    mine += args.groups;
+    at = step_place<T>(args, mine);
+    if (at.which == 3) break;
+    VOX_BARRIER();  // before partial sums have other ones in their place
+    residual = residual_of();
+  }
+}
+
+// `Whole`: F, where all chunks are whole and every thread has as many.
+template <class F, class Whole, class H, int T, class In>
+CANON void step_linear(const StepArgs& args, const typename F::Weights& weights, const In& in, const StepOut& to,
+                       float* partials, float* exchange) {
+  const int32_t chunks = args.columns / (int32_t)kChunk, all = args.mode >= kSiluGate ? 2 * chunks : chunks;
+  if (args.columns % (int32_t)kChunk == 0 && all % (kGroup / T * Whole::depth) == 0)
+    step_linear_whole<Whole, T>(args, weights, in, to, partials, exchange);
+  else
+    step_linear_ragged<F, H, T>(args, weights, in, to, partials, exchange);
 }
 
 }  // namespace VOX_ISA
@@ -633,11 +874,11 @@ CANON void step_linear(const StepArgs& args, const typename F::Weights& weights,
     VOX_SHARED float partials[kRowPartials];                                                                     \
     VOX_SHARED Quad staged[kRowStaged##rows_T];                                                                  \
     const RowOfFloats<rows_T> row = {x + VOX_GROUP_Y * args.columns, (float*)(Quad*)staged};                     \
-    step_linear<StepHalves<H>, H, rows_T>(args, {w0, w1, w2}, row, to, partials, exchange);                      \
+    step_linear<StepHalves<H>, WholeHalves<H>, H, rows_T>(args, {w0, w1, w2}, row, to, partials, exchange);                      \
   }                                                                                                              \
   VOX_STEP_KERNEL(vox_step_normed_##suffix##_##normed_T, float) {                                                \
     VOX_STEP_NORM_SHARED;                                                                                        \
-    step_linear<StepHalves<H>, H, normed_T>(args, {w0, w1, w2}, row, to, partials, exchange);                    \
+    step_linear<StepHalves<H>, WholeHalves<H>, H, normed_T>(args, {w0, w1, w2}, row, to, partials, exchange);                    \
   }
 VOX_STEP_HALVES(f16, PackedF16, 8, 16)
 VOX_STEP_HALVES(f16, PackedF16, 16, 32)
@@ -653,14 +894,14 @@ VOX_STEP_HALVES(bf16, PackedBf16, 16, 32)
     VOX_SHARED Quad scales[kRowScaleQuads];                                                                      \
     const RowOfCodes row = {x + VOX_GROUP_Y * args.columns, side + VOX_GROUP_Y * (args.columns / 32),            \
                             (int8_t*)(Quad*)codes, (float*)(Quad*)scales};                                       \
-    step_linear<StepCodes, StepCodes, rows_T>(args, {w0, w1, w2, d0, d1, d2}, row, to, partials, exchange);      \
+    step_linear<StepCodes, WholeCodes, StepCodes, rows_T>(args, {w0, w1, w2, d0, d1, d2}, row, to, partials, exchange);      \
   }                                                                                                              \
   VOX_STEP_KERNEL(vox_step_normed_q8_0_##normed_T, float) {                                                      \
     VOX_STEP_NORM_SHARED;                                                                                        \
     VOX_SHARED float scales[kNormBlocks];                                                                        \
     VOX_SHARED int32_t magnitudes[kTwoGroups];                                                                   \
-    const NormedCodes coded = {row, (int8_t*)(partials + kNormPartials), scales, magnitudes};                    \
-    step_linear<StepCodes, StepCodes, normed_T>(args, {w0, w1, w2, d0, d1, d2}, coded, to, partials, exchange);  \
+    const NormedCodes coded = {row, scales, magnitudes};                                                         \
+    step_linear<StepCodes, WholeCodes, StepCodes, normed_T>(args, {w0, w1, w2, d0, d1, d2}, coded, to, partials, exchange);  \
   }
 VOX_STEP_CODES(8, 16)
 VOX_STEP_CODES(16, 32)
