@@ -147,7 +147,7 @@ CANON float squares_of_chunk(const float* terms) {
 }
 // `left`: terms of the row from here on.
 CANON float chunk_squares(const float* terms, int32_t left) {
-  return left >= (int32_t)kChunk ? squares_of_chunk(terms) : squares_of(terms, left);
+  return left >= (int32_t)kChunk ? squares_of_chunk(terms) : squares_of<2>(terms, left);
 }
 
 // Where a term of a staged row is.
