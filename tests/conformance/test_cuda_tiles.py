@@ -136,10 +136,10 @@ def test_tiles_of_few_rows_are_chosen_by_rows_and_outputs():
     assert [is_few(rows, 4096) for rows in (1, 2, 64, 65)] == [False, True, True, False]
     assert not is_few(8, 160)
     assert [few_tile(rows, [4096]).name for rows in (2, 16, 17, 64)] == ["16x32", "16x32", "32x16", "32x32"]
-    assert [few_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
-        "32x16", "32x32", "32x128",
-    ]  # fmt: skip
-    assert few_tile(8, [151936]).name == "16x128"
+    several = ([4096, 1024, 1024], [12288, 12288], [151936])
+    assert [few_tile(64, outputs).name for outputs in several] == ["32x16", "64x64", "64x64"]
+    assert [few_tile(rows, [12288, 12288]).name for rows in (8, 32)] == ["16x64", "32x64"]
+    assert all(tile.shared <= 99 << 10 for tile in FEW_TILES.values()), "more than every GPU that we take has"
 
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
