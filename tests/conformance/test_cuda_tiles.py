@@ -220,13 +220,12 @@ def test_tiles_of_codes_in_their_order_are_chosen_by_rows_and_outputs():
     chosen = [coded_tile(rows, [4096]).name for rows in (2, 16, 17, 64, 65, 512, 8192)]
     assert chosen[:4] == ["16x32", "16x32", "32x16", "32x32"]
     assert chosen[4:] == ["32x32by2", "64x64by2", "64x64by2"]
-    assert [coded_tile(64, outputs).name for outputs in ([4096, 1024, 1024], [12288, 12288], [151936])] == [
-        "32x16", "32x32", "32x128",
-    ]  # fmt: skip
-    assert coded_tile(8, [151936]).name == "16x128"
+    several = ([4096, 1024, 1024], [12288, 12288], [151936])
+    assert [coded_tile(64, outputs).name for outputs in several] == ["32x16", "64x64", "64x64"]
+    assert [coded_tile(rows, [12288, 12288]).name for rows in (8, 32)] == ["16x64", "32x64"]
     chosen = [core_tile(rows, [4096]).name for rows in (65, 128, 256, 512, 8192)]
     assert chosen == [*["WarpgroupHalf"] * 3, "WarpgroupWide", "WarpgroupHalf"]
-    assert all(tile.shared <= 99 << 10 for tile in MANY_TILES.values()), (
+    assert all(tile.shared <= 99 << 10 for tile in (*FEW_TILES.values(), *MANY_TILES.values())), (
         "more than every GPU that we take has"
     )
 

@@ -1,4 +1,4 @@
-"""Which tile of few_rows.h, many_rows.h or warpgroup_tiles.h makes a product with int8 codes. Pure."""
+"""Which tile of few_rows.h, ring_rows.h, many_rows.h or warpgroup_tiles.h makes a product with int8 codes. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ __all__ = ["CORE_TILES", "FEW_TILES", "MANY_TILES", "coded_tile", "core_tile"]
 _TILE_ROWS = 16
 """Rows that lie together in the order of their codes."""
 _FEW = 64
-"""Rows up to which few_rows.h is faster."""
+"""Rows up to which few_rows.h and ring_rows.h are faster."""
+_CHUNK = 128
 _WAVE = 264
 """Groups of 32 outputs that a large GPU runs at once."""
-_HEAD = 65536
-"""Outputs from which on each warp had better go through all columns."""
+_ENOUGH = 264
+"""Groups that keep a large GPU busy: with fewer, each has fewer outputs."""
+
+
+def _ring(rows: int, outputs: int, stages: int) -> Tile:
+    """A tile with a ring of chunks: codes of both sides, and a scale for each 32 of them."""
+    chunk = outputs * (_CHUNK + _CHUNK // 32 * 2) + rows * (_CHUNK + _CHUNK // 32 * 4)
+    return Tile(f"{rows}x{outputs}", rows, outputs, shared=stages * chunk)
+
+
+_RINGS = (_ring(16, 64, 4), _ring(32, 64, 5), _ring(64, 64, 4))
 FEW_TILES = {
-    tile.name: tile
-    for tile in (
-        *(Tile("16x32", 16, 32), Tile("16x128", 16, 128)),
-        *(Tile("32x16", 32, 16), Tile("32x32", 32, 32), Tile("32x128", 32, 128)),
-    )
+    tile.name: tile for tile in (Tile("16x32", 16, 32), Tile("32x16", 32, 16), Tile("32x32", 32, 32), *_RINGS)
 }
 
 
@@ -64,11 +70,12 @@ def coded_tile(rows: int, outputs: Sequence[int]) -> Tile:
 
 
 def _few_tile(rows: int, outputs: Sequence[int]) -> Tile:
-    high, wide = 16 if rows <= _TILE_ROWS else 32, 32
-    if sum(outputs) >= _HEAD:
-        wide = 128
-    elif high == 32:
-        groups = FEW_TILES["32x32"].groups(rows, outputs)
-        # More rows than one tile has: the wider one where all its groups run at once, or come in many waves.
-        wide = 32 if rows > high and (groups <= _WAVE or groups > 4 * _WAVE) else 16
-    return FEW_TILES[f"{high}x{wide}"]
+    """Where outputs are many, a ring."""
+    ring = next(tile for tile in _RINGS if tile.rows >= rows)
+    if ring.groups(rows, outputs) >= _ENOUGH:
+        return ring
+    if rows <= _TILE_ROWS:
+        return FEW_TILES["16x32"]
+    # More rows than one tile has: the wider one where all its groups run at once.
+    wide = FEW_TILES["32x32"]
+    return wide if rows > wide.rows and wide.groups(rows, outputs) <= _WAVE else FEW_TILES["32x16"]
