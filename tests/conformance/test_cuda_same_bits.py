@@ -325,6 +325,7 @@ def test_steps_of_several_rows_begun_ahead_give_the_cpu_lane_s_bytes(built, libr
     from mens_cpu_ref.lane import CpuOps
 
     monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(lane, "_TIMES_AHEAD", 1)
     monkeypatch.setattr(Pace, "pieces", lambda pace, count: 2)
     path = write_shape(tmp_path, "q8_0", layers=1, shape=SMALL)
 
@@ -364,6 +365,7 @@ def test_rows_begun_ahead_go_on_in_blocks_that_were_found_in_between(built, libr
     from mens_cpu_ref.lane import CpuOps
 
     monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(lane, "_TIMES_AHEAD", 1)
     monkeypatch.setattr(Pace, "pieces", lambda pace, count: 3)
     path = write_shape(tmp_path, "bf16", layers=1, shape=SMALL)
 
@@ -382,6 +384,19 @@ def test_rows_begun_ahead_go_on_in_blocks_that_were_found_in_between(built, libr
     assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
     # The first step of each shape is run as it is found; only the last that was begun was for nothing.
     assert (device.captures, device.replays) == (2, 13 + 1)
+
+
+def test_the_second_recording_of_several_rows_is_made_when_it_would_have_been_used_often(built, tmp_path):
+    device = CapturingShim(built)
+    ops = CudaOps(device, facts={})
+    model = open_model(write_shape(tmp_path, "q8_0", layers=1, shape=SMALL), ops).model
+    cache, sequences, rows, captures = model.new_cache(2), Sequences(), [(0, [1]), (1, [2])], []
+    for _ in range(24):
+        tokens = ops.argmax(model.forward(sequences.step(rows), cache).logits)
+        captures.append(device.captures)
+        rows = [(n, [int(token)]) for n, token in enumerate(tokens)]
+    # Run as it is found, recorded, two that come as foreseen; the sixteenth step that wants it makes it.
+    assert captures == [0] + [1] * 18 + [2] * 5
 
 
 WHOLE = {**SMALL, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}

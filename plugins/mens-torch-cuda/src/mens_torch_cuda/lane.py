@@ -29,6 +29,9 @@ _FLAGS_PER_ROW = 1024
 """Operators of a step that flag rows: more than any model has."""
 _PIECE = 16
 """Launches of a piece of a step of several rows: one or two thirds of a millisecond of an 8B model."""
+_TIMES_AHEAD = 16
+"""How often a step of several rows could have been begun ahead, until its second recording is made: one takes
+longer than many steps save, and who serves many comes through many numbers of rows."""
 _PART = 2048
 """Logits that one group of vox_step_argmax looks at."""
 
@@ -99,7 +102,8 @@ class CudaOps(CudaOperators):
         self._watched.take()  # of a step that was given up half-way
         if self._foresight.wants(batch):
             # Launched before this step is waited for: the GPU goes on while the host reads and thinks.
-            other = self._found(device, step, batch, batch.positions + 1, cache, side=1 - recording.side)
+            following, side = batch.positions + 1, 1 - recording.side
+            other = self._found(device, step, batch, following, cache, side=side, ahead=True)
             if other is not None:
                 if self._foresight.has_other_tables:
                     other.places.write_tables(device, batch)
@@ -121,11 +125,13 @@ class CudaOps(CudaOperators):
         cache: GridKvCache,
         *,
         side: int,
+        ahead: bool = False,
     ) -> Recording | None:
         """The recording of this shape, for these positions; made now, where it is worth it and can be."""
         shape = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
         key, other = (*shape, side), self._recordings.find((*shape, 1 - side))
-        if not self._recordings.is_worth_it(key, comes_again=other is not None):
+        times = 2 if other is None else _TIMES_AHEAD if ahead and len(batch.positions) > 1 else 1
+        if not self._recordings.is_worth_it(key, times=times):
             return None
         recording = self._recordings.find(key)
         if recording is None or not recording.is_current(device, positions, cache):

@@ -174,7 +174,8 @@ class Recordings:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], Recording] = OrderedDict()
-        self._seen: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        """How often it was asked for, before it was recorded."""
         self._refused: set[tuple[Any, ...]] = set()
 
     def __len__(self) -> int:
@@ -186,17 +187,14 @@ class Recordings:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def is_worth_it(self, key: tuple[Any, ...], *, comes_again: bool = False) -> bool:
-        """Whether to record: from the second time on, as most shapes of prefill come once.
-
-        Args:
-            comes_again: known already.
-        """
+    def is_worth_it(self, key: tuple[Any, ...], *, times: int = 2) -> bool:
+        """Whether to record: from so many times on; from the second, as most shapes of prefill come once."""
         if key in self._refused:
             return False
-        if comes_again or key in self._kept or key in self._seen:
+        seen = self._seen.pop(key, 0) + 1
+        if key in self._kept or seen >= times:
             return True
-        self._seen[key] = None
+        self._seen[key] = seen
         while len(self._seen) > _MOST_RECORDINGS:
             self._seen.popitem(last=False)
         return False
