@@ -231,7 +231,7 @@ def test_the_documented_count_of_the_cuda_lane_s_own_lines_is_true():
         "broad",
         "thin",
     )
-    attention = ("attend", "attend_few", "attend_rows", "one_row", "pairs")
+    attention = ("attend", "attend_few", "attend_rows", "one_row", "some_rows", "pairs")
     between = ("step", "between", "heads", "sums")
     assert sorted(counts) == sorted((*products, *attention, *between))
     said = [sum(counts[name] for name in group) for group in (products, attention, between)]
