@@ -226,7 +226,7 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
     normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
     assert sum(normed) == 3 * 5
     assert kernels["vox_step_one_row"] == 3 * 2
-    assert kernels["vox_step_place"] == kernels["vox_step_attend_few_1"] == 2
+    assert kernels["vox_step_some_rows_2_6"] == 2
     # Of two rows: norms and gates by themselves, products of whole chunks of columns by tiles of few rows.
     assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (2 * 2 + 1, 2)
     if weight_format == "q8_0":
@@ -425,7 +425,8 @@ def test_steps_of_some_rows_give_the_cpu_lane_s_bytes(built, library, weight_for
     device = CapturingShim(built)
     assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
     kernels = Counter(device.recorded_kernels)
-    assert kernels["vox_step_attend_few_4"] and not kernels["vox_norm_staged"]
+    assert kernels["vox_step_some_rows_4_6"] and kernels["vox_step_attend_few_4"]
+    assert not kernels["vox_norm_staged"]
     if weight_format == "q8_0":
         tiles = {kernel for kernel in kernels if kernel.startswith("vox_step_tiles")}
         assert tiles == {"vox_step_tiles_q8_0_32x16", "vox_step_tiles_q8_0_16x32"}

@@ -19,6 +19,7 @@ from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK
 from mens_torch_cuda.code_orders import Order, order_of, room_of
 from mens_torch_cuda.few_rows import CORE_TILES, FEW_TILES, MANY_TILES, coded_tile, core_tile
+from mens_torch_cuda.joined import QUERIES, ROWS_SHARED, SOME_RINGS, SOME_SHARED
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.launches import NORM_THREADS, Launcher, norm_part
 from mens_torch_cuda.nodes import Nodes
@@ -256,7 +257,7 @@ SEQUENCES = {
     "several sequences, borders of blocks": ((4, 2, 64), 0, 0.0, [(0, 70), (130, 9), (127, 1)]),
     "all heads share one": ((4, 1, 128), 0, 0.0, [(100, 60), (0, 5)]),
     "a window, a softcap, queries left over": ((3, 1, 80), 100, 30.0, [(0, 40), (250, 12), (90, 30)]),
-    "a window shorter than a tile": ((8, 8, 32), 7, 0.0, [(0, 33), (380, 10)]),
+    "a window shorter than a tile": ((8, 8, 32), 7, 0.0, [(0, 33), (380, 14)]),
     "blocks that all see whole": ((2, 1, 128), 200, 0.0, [(300, 20)]),
 }
 
@@ -275,6 +276,8 @@ class Attending:
         values = wide(10, sum(blocks), kv_heads, 128, stride)
         # Products that are flushed, between zeros: what is not seen must not turn a -0 into +0.
         values[..., :8] = rng.choice(np.array([-1.3e-38, 0.0], np.float32), values[..., :8].shape)
+        if window:  # some rows see them, others no longer
+            values[tables[0, 0], 0, [9, 110], 8] = np.inf
         positions = np.concatenate([np.arange(first, first + count) for first, count in sequences])
         self.inputs = [
             device.put(array)
@@ -293,13 +296,13 @@ class Attending:
             (head_dim**-0.5, softcap),
         )
 
-    def made(self, kernel, between, args, threads, behind=()):
+    def made(self, kernel, between, args, threads, behind=(), shared=0):
         out, flags = (
             self.device.empty(4 * self.rows * self.heads * self.width),
             self.device.zeros(4 * self.rows),
         )
         buffers = (*self.inputs, *between, out, *behind, flags)
-        self.device.launch(Launch(kernel, buffers, args, threads))
+        self.device.launch(Launch(kernel, buffers, args, threads, shared=shared))
         return out.tobytes(), flags.tobytes()
 
     def plain(self):
@@ -314,16 +317,27 @@ def test_attention_of_many_rows_gives_the_bytes_of_the_plain_kernel(cuda_library
     (heads, kv_heads, head_dim), window, softcap, sequences = SEQUENCES[name]
     device = ShimDevice(cuda_library, order=order)
     batch = Attending(device, (heads, kv_heads, head_dim), window, softcap, sequences)
-    together = 32 // (heads // kv_heads)
+    together = QUERIES // (heads // kv_heads)
     ranges = list(zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True))
     tiles = [(at, min(together, end - at)) for start, end in ranges for at in range(start, end, together)]
-    found = batch.made(
-        "vox_step_attend_rows",
-        (device.put(np.array(tiles, np.int32)),),
-        constants(*batch.shape, len(tiles), *batch.ends),
-        (len(tiles) * kv_heads * GROUP, 1),
-    )
-    assert found == batch.plain()
+    rows, columns, expected = batch.rows, batch.heads * batch.width, batch.plain()
+    nothing = device.empty(4 * rows * columns).tobytes()
+    cases = [(0, 1), *((int(code_order), 1) for code_order in Order), (2, 0), (3, 0)]
+    for codes_out, floats_out in cases if batch.width % 32 == 0 and columns % 128 == 0 else cases[:1]:
+        room = room_of(rows, Order.CORES) * columns
+        codes, scales = device.zeros(room), device.zeros(room // 8)
+        found = batch.made(
+            "vox_step_attend_rows",
+            (device.put(np.array(tiles, np.int32)),),
+            constants(*batch.shape, len(tiles), floats_out, codes_out, *batch.ends),
+            (len(tiles) * kv_heads * GROUP, 1),
+            (codes, scales),
+            shared=ROWS_SHARED,
+        )
+        assert found == (expected[0] if floats_out else nothing, expected[1])
+        if codes_out:
+            out = device.put(np.frombuffer(expected[0], np.float32))
+            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
 
 
 FEW = {
@@ -369,6 +383,59 @@ def test_attention_of_few_rows_gives_the_bytes_of_the_plain_kernel(cuda_library,
         assert not counters.any()
         if codes_out:
             out = device.put(np.frombuffer(expected[0], np.float32))
+            assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
+
+
+SOME = {
+    "four share, over three blocks, one and two": (4, (8, 2, 128), 0, 0.0, [300, 5, 128]),
+    "eight share, the last of a block": (4, (8, 1, 64), 0, 0.0, [127, 255]),
+    "two share, a window over two blocks, parts of stages": (
+        2,
+        (4, 2, 72),
+        100,
+        0.0,
+        [190, 20],
+    ),
+    "three share, a window within a block, a softcap": (1, (6, 2, 64), 30, 30.0, [250, 256, 0]),
+}
+"""Heads of a group, then as SEQUENCES, of one row each."""
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", SOME)
+def test_some_rows_with_what_stands_before_give_the_bytes_of_kernels_apart(cuda_library, name, order):
+    together, shape, window, softcap, lasts = SOME[name]
+    device = ShimDevice(cuda_library, order=order)
+    batch = Attending(device, shape, window, softcap, [(last, 1) for last in lasts])
+    (heads, kv_heads, width), rows, columns = shape, batch.rows, batch.heads * batch.width
+    q, keys, values, *places = batch.inputs
+    k, v = (device.put(wide(seed, rows, kv_heads * width)) for seed in (13, 14))
+    v.view(np.uint32)[0] = 0x80000000  # the row's own value goes through no arithmetic
+    norms = [device.put(drawn(seed, width)) for seed in (15, 16)]
+    angles = device.put(np.cos(drawn(17, batch.blocks, 128, 2, width // 2)))
+    slots = device.put(np.arange(batch.blocks, dtype=np.int32)[::-1].copy())
+    raw = (q, k, v, *norms, angles, slots, *places)
+    caches = [(keys, values), (keys.copy(), values.copy())]
+    rotated, flags = device.empty(q.nbytes), [device.zeros(4 * rows) for _ in range(8)]
+    args = constants(heads, kv_heads, width, batch.shape[3], batch.blocks, 1e-6)
+    buffers = (*raw, rotated, *caches[0], *flags[:4])
+    device.launch(Launch("vox_step_place", buffers, args, (-(-(heads + kv_heads) // 16) * GROUP, rows)))
+    batch.inputs[0] = rotated
+    expected = batch.plain()
+    for codes_out in (0, 1, 2):
+        ring = SOME_RINGS[codes_out % 2]
+        codes_out = codes_out if width % 32 == 0 else 0
+        codes, scales = device.zeros(16 * columns), device.zeros(16 * columns // 8)
+        out, fault = device.empty(q.nbytes), device.zeros(4 * rows)
+        buffers = (*raw, *caches[1], out, codes, scales, fault, *flags[4:])
+        args = constants(*batch.shape, codes_out, 1e-6, *batch.ends)
+        threads = (heads // together * GROUP, rows)
+        kernel = f"vox_step_some_rows_{together}_{ring}"
+        device.launch(Launch(kernel, buffers, args, threads, shared=ring * SOME_SHARED))
+        assert (out.tobytes(), fault.tobytes()) == expected
+        assert [made.tobytes() for made in caches[1]] == [made.tobytes() for made in caches[0]]
+        assert [flag.tobytes() for flag in flags[4:]] == [flag.tobytes() for flag in flags[:4]]
+        if codes_out:
             assert coded_alike(device, out, (rows, columns), (codes, scales), codes_out)
 
 

@@ -10,7 +10,16 @@ from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
 from mens_torch_cuda.code_orders import Order, order_of, room_of
 from mens_torch_cuda.few_rows import coded_tile, core_tile
-from mens_torch_cuda.joined import QUERIES, Join, joins, read_as_codes_alone, wanted_as_codes
+from mens_torch_cuda.joined import (
+    QUERIES,
+    ROWS_SHARED,
+    SOME_RINGS,
+    SOME_SHARED,
+    Join,
+    joins,
+    read_as_codes_alone,
+    wanted_as_codes,
+)
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.tile_choice import code_tile, float_tile
@@ -32,6 +41,10 @@ _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
 """Query heads that kernels/attend.h takes together."""
+_TOGETHER = (4, 2, 1)
+"""Query heads of a group of kernels/some_rows.h."""
+_FEW_BLOCKS, _SPREAD = 2, 128
+"""KV blocks that a group may take one after another, however few groups; or groups that may take more."""
 _FEW_PLACES = 16
 """Rows times KV blocks up to which each query head has a group of its own."""
 
@@ -90,7 +103,7 @@ class Launcher:
             elif join.kind == "attend":
                 self._attend(join.nodes[0], wanted)
             elif join.kind == "attend_rows":
-                self._attend_rows(join.nodes[0])
+                self._attend_rows(join.nodes[0], wanted, alone)
             else:
                 join.nodes[0].launch()
 
@@ -268,9 +281,18 @@ class Launcher:
         q_norm, k_norm, q_rope, k_rope, append, attention = nodes
         cache, batch, spec = append.said["cache"], append.said["batch"], attention.said["spec"]
         layer, blocks, (out,) = append.said["layer"], batch.block_tables.shape[1], attention.outputs
+        rows, sharing = out.shape[0], spec.heads // spec.kv_heads
         # Keys and values of a block.
-        shared = 4 * BLOCK * (cache.head_dim + cache.stride)
-        if blocks > _CLUSTER or shared > self._most_shared:
+        shared, ring = 4 * BLOCK * (cache.head_dim + cache.stride), 0
+        together = next(heads for heads in _TOGETHER if sharing % heads == 0)
+        is_fit = blocks <= _CLUSTER
+        if rows > 1:
+            groups = rows * spec.heads // together
+            ring = SOME_RINGS[groups > _AT_ONCE // 2 or SOME_RINGS[0] * SOME_SHARED > self._most_shared]
+            shared = ring * SOME_SHARED
+            is_fit = is_fit and spec.head_dim <= GROUP and (blocks <= _FEW_BLOCKS or groups >= _SPREAD)
+        is_fit = is_fit and shared <= self._most_shared
+        if not is_fit:
             self._place(nodes[:5])
             self._attend(attention, wanted)
             return
@@ -279,16 +301,19 @@ class Launcher:
         made = self._made(out)
         codes = self._coded(out) if is_coded else Codes(raw[0], raw[0])
         flagged = (attention, q_norm, q_rope, k_norm, k_rope)
+        parts: tuple[Buffer, ...] = ()
+        if rows == 1:
+            room = self._memory.attention_parts(spec.heads * blocks * (spec.head_dim + 2))
+            parts = (room, self._memory.counters(spec.heads))
         buffers = (
             *raw,
             *(q_norm.said["weight"].buffer, k_norm.said["weight"].buffer),
             *q_rope.said["angles"],
             *self._memory.places(batch),
             *(cache.keys[layer], cache.values[layer]),
-            self._memory.attention_parts(spec.heads * blocks * (spec.head_dim + 2)),
-            self._memory.counters(spec.heads),
+            *parts,
             *(made, codes.codes, codes.scales),
-            *(self._memory.flags(node.said["name"], 1) for node in flagged),
+            *(self._memory.flags(node.said["name"], rows) for node in flagged),
         )
         args = constants(
             spec.heads,
@@ -297,11 +322,17 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            int(is_coded),
+            codes.order if is_coded else 0,
             float(q_norm.said["eps"]),
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
+        if rows > 1:
+            threads = (spec.heads // together * GROUP, rows)
+            self._device.launch(
+                Launch(f"vox_step_some_rows_{together}_{ring}", buffers, args, threads, shared=shared)
+            )
+            return
         threads = (spec.heads * blocks * GROUP, 1)
         self._device.launch(
             Launch("vox_step_one_row", buffers, args, threads, together=blocks, shared=shared)
@@ -343,14 +374,19 @@ class Launcher:
         groups = blocks * spec.heads // together
         self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, rows)))
 
-    def _attend_rows(self, node: Node) -> None:
+    def _attend_rows(self, node: Node, wanted: set[int], alone: set[int]) -> None:
         q, spec, cache, batch = node.inputs[0], node.said["spec"], node.said["cache"], node.said["batch"]
-        layer, rows = node.said["layer"], q.shape[0]
+        layer, rows, (out,) = node.said["layer"], q.shape[0], node.outputs
         tiles, count = self._memory.row_tiles(batch, QUERIES // (spec.heads // spec.kv_heads))
+        is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
+        is_kept = not is_coded or id(out) not in alone
+        made = self._made(out) if is_kept else q.buffer
+        codes = self._coded(out) if is_coded else Codes(q.buffer, q.buffer)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
-            *(tiles, self._made(node.outputs[0]), self._memory.flags(node.said["name"], rows)),
+            *(tiles, made, codes.codes, codes.scales),
+            self._memory.flags(node.said["name"], rows),
         )
         args = constants(
             spec.heads,
@@ -360,11 +396,13 @@ class Launcher:
             batch.block_tables.shape[1],
             spec.window or 0,
             count,
+            int(is_kept),
+            codes.order if is_coded else 0,
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
         across = count * spec.kv_heads * GROUP
-        self._device.launch(Launch("vox_step_attend_rows", buffers, args, (across, 1)))
+        self._device.launch(Launch("vox_step_attend_rows", buffers, args, (across, 1), shared=ROWS_SHARED))
 
     @staticmethod
     def _together(spec: AttentionSpec, places: int) -> int:
