@@ -243,11 +243,14 @@ def test_codes_lie_as_who_multiplies_them_reads_them():
 
 def test_tiles_are_chosen_by_rows_and_by_how_many_groups_there_are():
     rows = (2, 9, 16, 32, 64, 512)
-    assert [float_tile(count, [4096]).name for count in rows] == ["8", "8", "8", "Deep", "Wide", "High"]
+    assert [float_tile(count, [4096], 4096).name for count in rows] == ["8", "8", "8", "Deep", "Wide", "High"]
     chosen = ["8", "Deep", "Deep", "Wide", "Low", "Most"]
-    assert [float_tile(count, [12288, 12288]).name for count in rows] == chosen
-    assert float_tile(32, [1024]).name == "8", "few groups"
-    assert float_tile(512, [24574]).name == "Wide", "sums go out by fours"
+    assert [float_tile(count, [12288, 12288], 4096).name for count in rows] == chosen
+    assert [float_tile(count, [4096, 1024, 1024], 4096).name for count in rows[3:]] == ["Even", "Even", "Low"]
+    of_columns = [float_tile(32, [6144], columns).name for columns in (1024, 2560, 4096)]
+    assert of_columns == ["Short", "Short", "Even"]
+    assert float_tile(32, [1024], 4096).name == "8", "few groups"
+    assert float_tile(512, [24574], 4096).name == "Wide", "sums go out by fours"
     assert all(tile.shared <= 99 << 10 for tile in FLOAT_TILES), "more than every GPU that we take has"
     assert [code_tile(rows, [4096]).name for rows in (2, 17, 33, 512)] == ["16", "32", "Wide", "Many"]
     assert code_tile(32, [1024]).name == "Thin" and code_tile(32, [12288, 12288]).name == "Wide"

@@ -217,7 +217,10 @@ class Launcher:
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
         codes = self._codes(x) if is_quantised else None
-        tile = (float_tile if codes is None else _CODE_TILES[codes.order])(rows, outputs)
+        if codes is None:
+            tile = float_tile(rows, outputs, weights[0].columns)
+        else:
+            tile = _CODE_TILES[codes.order](rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
