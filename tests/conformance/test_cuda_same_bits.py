@@ -261,8 +261,8 @@ def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, shi
     assert logits(CudaOps(device, facts={})) == logits(CpuOps(library.kernels))
     kernels = Counter(launched)
     assert kernels[f"vox_step_tiles_q8_0_{tile}"] == 4
-    # Two norms of rows and the last one; a gate, and the codes of attention's output.
-    assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (3, 2)
+    # Two norms of rows and the last one, and a gate; attention makes its output's codes by itself.
+    assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (3, 1)
     assert not any(kernel.startswith("vox_quantise") for kernel in launched)
 
 

@@ -1,4 +1,4 @@
-"""Which tile makes a product of int8 codes: few_rows.h, ring_rows.h, many_rows.h, warpgroup_tiles.h. Pure."""
+"""Which tile of kernels few_rows.h, ring_rows.h, many_rows.h, warpgroup_tiles.h makes a product. Pure."""
 
 from __future__ import annotations
 
