@@ -324,7 +324,7 @@ def test_steps_of_several_rows_begun_ahead_give_the_cpu_lane_s_bytes(built, libr
     beside them, and one that has ended: what was begun is a piece, and it was for nothing."""
     from mens_cpu_ref.lane import CpuOps
 
-    monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(lane, "_PIECE", 3)
     monkeypatch.setattr(lane, "_TIMES_AHEAD", 1)
     monkeypatch.setattr(Pace, "pieces", lambda pace, count: 2)
     path = write_shape(tmp_path, "q8_0", layers=1, shape=SMALL)
