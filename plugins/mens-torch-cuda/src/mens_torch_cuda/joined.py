@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 NORM_COLUMNS = 48 * 128
-"""kNormChunks of kernels/step.h, in columns."""
+"""kNormChunks of kernels/row_norm.h, in columns."""
 _ROW_COLUMNS = 224 * 128
 """kRowChunks of kernels/step.h, in columns."""
 _MOST_WEIGHTS = 3

@@ -135,7 +135,7 @@ CANON void attend_one(const Attend& at, const OneRow& in, const OneRowArgs& args
   VOX_BARRIER();
   // The query's squares in one warp, the key's in the next.
   if (VOX_LOCAL == 0 || VOX_LOCAL == 32) {
-    in.sums[VOX_LOCAL / 32] = squares_of<2>(VOX_LOCAL == 0 ? in.query : in.key, width);
+    in.sums[VOX_LOCAL / 32] = squares_of(VOX_LOCAL == 0 ? in.query : in.key, width);
   }
   VOX_BARRIER();
   // Half of the threads take the query's pairs, the others the key's.
