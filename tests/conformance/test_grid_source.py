@@ -222,7 +222,7 @@ def test_the_documented_count_of_the_cuda_lane_s_own_lines_is_true():
     codes = ("packed", "super", "tiles", "few_rows", "ring_rows", "many_rows", "warpgroup_tiles")
     products = (*codes, "chains", "row_tiles", "sliced", "broad", "thin")
     attention = ("attend", "attend_few", "attend_rows", "one_row", "some_rows", "pairs")
-    between = ("step", "between", "heads", "sums")
+    between = ("ways", "row_norm", "step_weights", "step", "between", "heads", "sums")
     assert sorted(counts) == sorted((*products, *attention, *between))
     said = [sum(counts[name] for name in group) for group in (products, attention, between)]
     row = (
