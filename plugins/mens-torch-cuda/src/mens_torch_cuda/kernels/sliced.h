@@ -10,9 +10,9 @@
 namespace vox {
 namespace VOX_ISA {
 
-// `Folds`: in how many steps a lane's outputs are folded. `AtOnce`: columns whose fmas stand in the code one behind the
-// other, among which the compiler mixes them.
-template <int LanesM, int LanesN, int RM, int RN, int Folds, int AtOnce>
+// `Folds`: in how many steps a lane's outputs are folded. `Columns`: how many columns' fmas stand in the code one behind
+// the other; where chains are many, few of them, since warps go through the code each by itself.
+template <int LanesM, int LanesN, int RM, int RN, int Folds, int Columns>
 struct Sliced {
   enum {
     kWarps = 8,
@@ -23,6 +23,8 @@ struct Sliced {
     kM = LanesM * RM,
     kN = LanesN * RN,
     kColumns = 8,                                 // of a stage: a piece
+    Turns = Columns == 2 * kColumns ? 2 : 1,      // stages of a loop
+    AtOnce = Columns / Turns,
     kStages = (int)kChunk / kColumns,             // of a chunk
     kHalf = 16,                                   // floats before the later four terms of rows: in other banks
     rows = kColumns * kM + kHalf,                 // floats of a part's stage
@@ -75,17 +77,17 @@ struct Sliced {
 #pragma unroll
     for (int u = 0; u < kSent; ++u) it.from_rows[u] += columns;
   }
-  // From column `k` of the first part's chunk on.
-  CANON void load_weight(Side& it, int32_t k, int32_t columns) {
+  // From column `k` of the first part's chunk on, `ahead` of the pointers.
+  CANON void load_weight(Side& it, int ahead, int32_t k, int32_t columns) {
 #pragma unroll
     for (int u = 0; u < kPieces; ++u)
-      if (k + part_of_piece(u) * (int32_t)kChunk < columns) it.pieces[u] = streamed(it.from_weight[u]);
+      if (k + part_of_piece(u) * (int32_t)kChunk < columns) it.pieces[u] = streamed(it.from_weight[u] + ahead);
   }
-  CANON void load_rows(Side& it, int32_t k, int32_t columns) {
+  CANON void load_rows(Side& it, int ahead, int32_t k, int32_t columns) {
 #pragma unroll
     for (int u = 0; u < kSent; ++u) {
       if (k + part_of_rows(u) * (int32_t)kChunk >= columns) continue;
-      const Piece quad = streamed((const Piece*)it.from_rows[u]);
+      const Piece quad = streamed((const Piece*)(it.from_rows[u] + ahead));
 #pragma unroll
       for (int q = 0; q < 4; ++q) it.held[u].values[q] = f_from((int32_t)quad.words[q]);
     }
@@ -150,9 +152,9 @@ struct Sliced {
     Quad* slabs = (Quad*)(shared + kWarps * 2 * stage);
     const float *mine = staged + of_part * part + lane / LanesN % LanesM * 4,
                 *mine_of_weight = staged + of_part * part + rows + lane % LanesN * 4;
-    load_weight(side, chunk * (int32_t)kChunk, columns);
+    load_weight(side, 0, chunk * (int32_t)kChunk, columns);
     wait_for_inputs();
-    load_rows(side, chunk * (int32_t)kChunk, columns);
+    load_rows(side, 0, chunk * (int32_t)kChunk, columns);
     store(side, staged);
     warp_barrier();
     Quad total[Folds][kTotals];
@@ -163,26 +165,32 @@ struct Sliced {
 #pragma unroll
         for (int j = 0; j < RN; ++j) p[i][j] = 0.0f;
 #pragma unroll 1
-      for (int32_t s = 0; s < kStages; ++s) {
-        const int32_t k = chunk * (int32_t)kChunk + s * kColumns;
-        const int32_t by = s + 1 < kStages ? (int)kColumns : (Slices - 1) * (int32_t)kChunk + kColumns;
-        const int here = (int)s % 2 * stage;
-        const bool goes_on = k + by < columns;
-        advance(side, by);
-        if (goes_on) {
-          load_rows(side, k + by, columns);
-          load_weight(side, k + by, columns);
-        }
-        if (k + of_part * (int32_t)kChunk < columns) {
-#pragma unroll 1
-          for (int i = 0; i < kColumns; i += AtOnce) {
-            const float *of_rows = mine + here + place_of(i), *of_weight = mine_of_weight + here + i / 2 * kN;
+      for (int32_t s = 0; s < kStages; s += Turns) {
 #pragma unroll
-            for (int t = 0; t < AtOnce; t += 2) two<F>(p, of_rows + place_of(t), of_weight + t / 2 * kN);
+        for (int turn = 0; turn < Turns; ++turn) {
+          const int32_t k = chunk * (int32_t)kChunk + (s + turn) * kColumns;
+          const bool is_last = turn + 1 == Turns && s + Turns == kStages;
+          const int32_t by = is_last ? (Slices - 1) * (int32_t)kChunk + kColumns : (int)kColumns;
+          const int here = (Turns == 2 ? turn : (int)s % 2) * stage;
+          const bool goes_on = k + by < columns;
+          // Where a loop has two stages, the pointers go on once.
+          const int ahead = turn + 1 < Turns ? (int)kColumns : 0;
+          if (ahead == 0) advance(side, is_last ? by + (Turns - 1) * kColumns : Turns * kColumns);
+          if (goes_on) {
+            load_rows(side, ahead, k + by, columns);
+            load_weight(side, ahead, k + by, columns);
           }
+          if (k + of_part * (int32_t)kChunk < columns) {
+#pragma unroll 1
+            for (int i = 0; i < kColumns; i += AtOnce) {
+              const float *of_rows = mine + here + place_of(i), *of_weight = mine_of_weight + here + i / 2 * kN;
+#pragma unroll
+              for (int t = 0; t < AtOnce; t += 2) two<F>(p, of_rows + place_of(t), of_weight + t / 2 * kN);
+            }
+          }
+          if (goes_on) store(side, staged + stage - here);
+          warp_barrier();
         }
-        if (goes_on) store(side, staged + stage - here);
-        warp_barrier();
       }
 #pragma unroll
       for (int f = 0; f < Folds; ++f) {
@@ -227,10 +235,10 @@ struct Sliced {
   }
 };
 
-typedef Sliced<4, 4, 8, 16, 4, 4> SlicedWide;  // 32 x 64
-typedef Sliced<4, 4, 8, 12, 3, 8> SlicedEven;  // 32 x 48
-typedef Sliced<2, 8, 8, 8, 2, 8> SlicedDeep;   // 16 x 64
-typedef Sliced<4, 8, 8, 8, 1, 8> SlicedShort;  // 32 x 64, of 8 chunks at once instead of 16
+typedef Sliced<4, 4, 8, 16, 4, 4> SlicedWide;   // 32 x 64
+typedef Sliced<4, 4, 8, 12, 3, 16> SlicedEven;  // 32 x 48
+typedef Sliced<2, 8, 8, 8, 2, 16> SlicedDeep;   // 16 x 64
+typedef Sliced<4, 8, 8, 8, 1, 16> SlicedShort;  // 32 x 64, of 8 chunks at once instead of 16
 enum {
   kSlicedWide = SlicedWide::quads,
   kSlicedEven = SlicedEven::quads,
