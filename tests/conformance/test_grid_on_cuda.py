@@ -41,7 +41,8 @@ def run(folder):
     )
     nvcc = folder / "nvcc"
     nvcc.write_text(
-        '#!/bin/sh\necho "the CPU, version 1"\n[ "$1" = --version ] && exit\nfor last; do :; done\n: > "$last"\n'
+        '#!/bin/sh\necho "the CPU, version 1"\n'
+        '[ "$1" = --version ] && exit\nfor last; do :; done\n: > "$last"\n'
     )
     nvcc.chmod(0o755)
 
