@@ -6,6 +6,7 @@ This says nothing of NVIDIA's compiler and hardware: `tests/gpu/check_lane.py` d
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from lanes.tiny_models import BY_FAMILY, open_model, write_model
 from mens_core.conformance.cases import CASES
 from mens_core.conformance.inputs import floats, put, weight
 from mens_core.kernel_source import GROUP
+from mens_torch_cuda import lane
+from mens_torch_cuda.foresight import Pace
 from mens_torch_cuda.kernel_text import cuda_source
 from mens_torch_cuda.lane import CudaOps
 from mens_torch_cuda.nodes import UnrecordableError
@@ -33,30 +36,36 @@ class CapturingShim(ShimDevice):
         self.recorded = None
         self.captures = 0
         self.replays = 0
+        self.pieces = 0
         self.waits = 0
         self.marks = 0
         self.recorded_kernels = []
 
-    def capture(self, call, side=0):
-        self.recorded = log = []
+    def capture(self, call, side=0, piece=0):
+        self.recorded, self.piece = [], piece
+        self.logs = [self.recorded]
         self.captures += 1
         try:
             call()
         finally:
             self.recorded = None
 
-        def replay():
-            self.replays += 1
+        def replayed(log, is_first):
+            self.replays += is_first
+            self.pieces += 1
             for step in log:
                 step()
 
-        return replay
+        return tuple(partial(replayed, log, log is self.logs[0]) for log in self.logs)
 
     def launch(self, launch):
         if self.recorded is None:
             super().launch(launch)
         else:
             self.recorded_kernels.append(launch.kernel)
+            if self.piece and len(self.recorded) >= self.piece:
+                self.recorded = []
+                self.logs.append(self.recorded)
             self.recorded.append(lambda: ShimDevice.launch(self, launch))
 
     def zeros(self, nbytes):
@@ -217,13 +226,44 @@ def test_joined_kernels_give_the_cpu_lane_s_bytes(built, library, weight_format,
     normed = (kernels[f"vox_step_normed_{weight_format}_{outputs}"] for outputs in (16, 32))
     assert sum(normed) == 3 * 5
     assert kernels["vox_step_one_row"] == 3 * 2
-    assert kernels["vox_step_place"] == kernels["vox_step_attend_few_1"] == 2
+    assert kernels["vox_step_some_rows_2_6"] == 2
     # Of two rows: norms and gates by themselves, products of whole chunks of columns by tiles of few rows.
     assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (2 * 2 + 1, 2)
     if weight_format == "q8_0":
         assert (kernels["vox_step_tiles_q8_0_16"], kernels["vox_step_tiles_q8_0_16x32"]) == (7, 2)
         apart = ("vox_norm", "vox_add", "vox_silu", "vox_rope")
         assert not any(kernel.startswith(apart) for kernel in kernels)
+
+
+class WarpgroupShim(ShimDevice):
+    has_warpgroups = True
+
+
+@pytest.mark.parametrize(
+    ("shim", "tile"),
+    [(ShimDevice, "32x32by2"), (WarpgroupShim, "WarpgroupHalf")],
+    ids=["warps", "warpgroups"],
+)
+def test_many_rows_of_whole_chunks_give_the_cpu_lane_s_bytes(built, library, shim, tile, tmp_path):
+    """What norms, gates and attention make, as codes in the order of the products; rows fill no tile."""
+    from mens_cpu_ref.lane import CpuOps
+
+    shape = {**SMALL, "hidden_size": 256, "intermediate_size": 384}
+    path = write_shape(tmp_path, "q8_0", layers=1, shape=shape)
+    prompts = Sequences().step([(0, [i % 97 for i in range(71)]), (1, [5] * 10)])
+
+    def logits(ops):
+        model = open_model(path, ops).model
+        return ops.to_host(model.forward(prompts, model.new_cache(2)).logits).tobytes()
+
+    launched: list[str] = []
+    device = shim(built, watch=lambda launch, _: launched.append(launch.kernel))
+    assert logits(CudaOps(device, facts={})) == logits(CpuOps(library.kernels))
+    kernels = Counter(launched)
+    assert kernels[f"vox_step_tiles_q8_0_{tile}"] == 4
+    # Two norms of rows and the last one, and a gate; attention makes its output's codes by itself.
+    assert (kernels["vox_step_between_norm"], kernels["vox_step_between_gate"]) == (3, 1)
+    assert not any(kernel.startswith("vox_quantise") for kernel in launched)
 
 
 def one_by_one(ops, path, prompt, tokens):
@@ -279,6 +319,86 @@ def test_steps_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path):
     assert (device.captures, device.replays) == (4, 14 + 3)
 
 
+def test_steps_of_several_rows_begun_ahead_give_the_cpu_lane_s_bytes(built, library, tmp_path, monkeypatch):
+    """Five sequences with their highest tokens, over a border of blocks. In between another token, a prompt
+    beside them, and one that has ended: what was begun is a piece, and it was for nothing."""
+    from mens_cpu_ref.lane import CpuOps
+
+    monkeypatch.setattr(lane, "_PIECE", 3)
+    monkeypatch.setattr(lane, "_TIMES_AHEAD", 1)
+    monkeypatch.setattr(Pace, "pieces", lambda pace, count: 2)
+    path = write_shape(tmp_path, "q8_0", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(14), Sequences(), []
+
+        def step(rows):
+            result = model.forward(sequences.step(rows), cache)
+            highest = [int(token) for token in ops.argmax(result.logits)]
+            made.append((ops.to_host(result.logits).tobytes(), result.faults, highest))
+            return highest
+
+        tokens = step([(n, [(7 * n + i) % 97 for i in range(110 + n)]) for n in range(5)])
+        for i in range(36):
+            rows = [(n, [token]) for n, token in enumerate(tokens)]
+            if i == 8:
+                rows[3] = (3, [(tokens[3] + 1) % 97])
+            if i == 24:
+                step([*rows, (9, [1, 2])])
+                tokens = [5] * 5
+                continue
+            tokens = step(rows[: 4 if i >= 30 else 5])
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # 36 steps of the rows; the first of each shape and the one with a prompt are run as they are found. Two
+    # recordings of each of three shapes; of four steps, two pieces were begun for nothing.
+    assert (device.captures, device.replays) == (6, 32 + 4)
+    assert len(device.logs) > 4
+    assert device.pieces == 32 * len(device.logs) + 4 * 2
+
+
+def test_rows_begun_ahead_go_on_in_blocks_that_were_found_in_between(built, library, tmp_path, monkeypatch):
+    """Two of three sequences come to another block, each while steps are begun ahead of it."""
+    from mens_cpu_ref.lane import CpuOps
+
+    monkeypatch.setattr(lane, "_PIECE", 4)
+    monkeypatch.setattr(lane, "_TIMES_AHEAD", 1)
+    monkeypatch.setattr(Pace, "pieces", lambda pace, count: 3)
+    path = write_shape(tmp_path, "bf16", layers=1, shape=SMALL)
+
+    def decode(ops):
+        model = open_model(path, ops).model
+        cache, sequences, made = model.new_cache(6), Sequences(ahead=1), []
+        rows = [(n, [(5 * n + i) % 97 for i in range(count)]) for n, count in enumerate((140, 120, 119))]
+        for _ in range(15):
+            result = model.forward(sequences.step(rows), cache)
+            tokens = ops.argmax(result.logits)
+            made.append((ops.to_host(result.logits).tobytes(), tokens.tolist()))
+            rows = [(n, [int(token)]) for n, token in enumerate(tokens)]
+        return made
+
+    device = CapturingShim(built)
+    assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
+    # The first step of each shape is run as it is found; only the last that was begun was for nothing.
+    assert (device.captures, device.replays) == (2, 13 + 1)
+
+
+def test_the_second_recording_of_several_rows_is_made_when_it_would_have_been_used_often(built, tmp_path):
+    device = CapturingShim(built)
+    ops = CudaOps(device, facts={})
+    model = open_model(write_shape(tmp_path, "q8_0", layers=1, shape=SMALL), ops).model
+    cache, sequences, rows, captures = model.new_cache(2), Sequences(), [(0, [1]), (1, [2])], []
+    for _ in range(24):
+        tokens = ops.argmax(model.forward(sequences.step(rows), cache).logits)
+        captures.append(device.captures)
+        rows = [(n, [int(token)]) for n, token in enumerate(tokens)]
+    # Run as it is found, recorded, two that come as foreseen; the sixteenth step that wants it makes it.
+    assert captures == [0] + [1] * 18 + [2] * 5
+
+
 WHOLE = {**SMALL, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 """Columns are whole chunks; four heads share one of keys."""
 
@@ -305,7 +425,8 @@ def test_steps_of_some_rows_give_the_cpu_lane_s_bytes(built, library, weight_for
     device = CapturingShim(built)
     assert decode(CudaOps(device, facts={})) == decode(CpuOps(library.kernels))
     kernels = Counter(device.recorded_kernels)
-    assert kernels["vox_step_attend_few_4"] and not kernels["vox_norm_staged"]
+    assert kernels["vox_step_some_rows_4_6"] and kernels["vox_step_attend_few_4"]
+    assert not kernels["vox_norm_staged"]
     if weight_format == "q8_0":
         tiles = {kernel for kernel in kernels if kernel.startswith("vox_step_tiles")}
         assert tiles == {"vox_step_tiles_q8_0_32x16", "vox_step_tiles_q8_0_16x32"}

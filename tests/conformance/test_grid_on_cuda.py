@@ -40,7 +40,10 @@ def run(folder):
         folder, grid_source("cuda"), "cuda", units=(shim.RUNNER, shim.HERE / "cuda_driver.cpp")
     )
     nvcc = folder / "nvcc"
-    nvcc.write_text('#!/bin/sh\nfor last; do :; done\necho "the CPU, version 1"\n: > "$last"\n')
+    nvcc.write_text(
+        '#!/bin/sh\necho "the CPU, version 1"\n'
+        '[ "$1" = --version ] && exit\nfor last; do :; done\n: > "$last"\n'
+    )
     nvcc.chmod(0o755)
 
     def call(vectors, *arguments, **environment):

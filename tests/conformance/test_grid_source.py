@@ -219,9 +219,10 @@ def test_the_documented_count_of_lines_per_instruction_set_is_true():
 def test_the_documented_count_of_the_cuda_lane_s_own_lines_is_true():
     folder = KERNELS.parents[4] / "plugins/mens-torch-cuda/src/mens_torch_cuda/kernels"
     counts = {path.stem: code_lines(path.read_text().splitlines()) for path in folder.glob("*.h")}
-    products = ("packed", "super", "tiles", "few_rows", "chains", "row_tiles", "sliced", "broad", "thin")
-    attention = ("attend", "attend_few", "attend_rows", "one_row", "pairs")
-    between = ("step", "between", "heads", "sums")
+    codes = ("packed", "super", "tiles", "few_rows", "ring_rows", "many_rows", "warpgroup_tiles")
+    products = (*codes, "chains", "row_tiles", "sliced", "broad", "thin")
+    attention = ("attend", "attend_few", "attend_rows", "one_row", "some_rows", "pairs")
+    between = ("ways", "row_norm", "step_weights", "step", "between", "heads", "sums")
     assert sorted(counts) == sorted((*products, *attention, *between))
     said = [sum(counts[name] for name in group) for group in (products, attention, between)]
     row = (

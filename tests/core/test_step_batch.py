@@ -32,6 +32,25 @@ def test_a_batch_is_its_slices_in_order():
     assert all(array.dtype == np.int32 for array in arrays)
 
 
+def test_an_answer_that_goes_on_has_a_block_for_its_next_position():
+    """And neither a prompt, whose next block may be one that is known, nor an answer that ends."""
+    pool = BlockPool(8)
+
+    def tables(prompt: int, end: int, **asked) -> list[list[int]]:
+        sequence = Sequence(SequenceRequest(token_ids=tuple(range(prompt)), **asked))
+        sequence.blocks = pool.reserve(2)
+        sequence.tokens += [1] * (end - prompt)
+        sequence.cached = end - 1 if end > prompt else 0
+        batch, _ = assemble([Slice(sequence, sequence.cached, end - sequence.cached)])
+        sequence.blocks.release()
+        return [len(row) - row.count(-1) for row in batch.block_tables.tolist()]
+
+    assert tables(100, BLOCK - 1, max_tokens=100) == [1]
+    assert tables(100, BLOCK, max_tokens=100) == [2]
+    assert tables(100, BLOCK, max_tokens=BLOCK - 100 + 1) == [1]
+    assert tables(BLOCK, BLOCK, max_tokens=100) == [1]
+
+
 class Told:
     """A model whose step ends as it is told."""
 

@@ -60,7 +60,8 @@ class Driver:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.call("cuDeviceGetAttribute", ctypes.byref(major), 75, device)
         self.call("cuDeviceGetAttribute", ctypes.byref(minor), 76, device)
-        self.capability = f"{major.value}{minor.value}"
+        # Of Hopper, with the instructions that it alone has, as in the lane.
+        self.capability = f"{major.value}{minor.value}{'a' if (major.value, minor.value) == (9, 0) else ''}"
         self.about = (
             f"{text.value.decode()}, compute capability {major.value}.{minor.value}, "
             f"driver API {version.value}"

@@ -12,7 +12,9 @@ from mens_core.ops import BLOCK, Batch
 class Sequences:
     """Positions and KV blocks of sequences that grow; blocks are interleaved on purpose."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int = 0) -> None:
+        """`ahead`: positions behind the last one for which there is a block already."""
+        self._ahead = ahead
         self._length: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
         self._next = 0
@@ -26,7 +28,7 @@ class Sequences:
             begin = self._length.get(sequence, 0)
             end = begin + len(ids)
             blocks = self._blocks.setdefault(sequence, [])
-            while len(blocks) * BLOCK < end:
+            while len(blocks) * BLOCK < end + self._ahead:
                 blocks.append(self._next)
                 self._next += 1
             token_ids += ids

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mens_core.kernel_source import CUDA_OPTIONS
-from mens_torch_cuda.compiler import CompileError, cache_folder, compile_kernels
+from mens_torch_cuda.compiler import CompileError, architecture, cache_folder, compile_kernels
 from mens_torch_cuda.ptx import forbidden_instructions
 from vox_plugin_api.backend import BackendError
 
@@ -63,7 +63,7 @@ def test_code_is_compiled_once_and_then_read(tmp_path: Path):
     first, second = (compiled(tmp_path / "a/b", compiler) for _ in range(2))
     assert (first.cache, second.cache) == ("written", "read")
     assert first.cubin == second.cubin == b"code of kernels"
-    assert compiler.calls == [("--gpu-architecture=sm_90", *CUDA_OPTIONS, "--no-cache")]
+    assert compiler.calls == [("--gpu-architecture=sm_90a", *CUDA_OPTIONS, "--no-cache")]
     assert [path.suffix for path in (tmp_path / "a/b").iterdir()] == [".cubin"]
 
 
@@ -135,6 +135,8 @@ INEXACT = [
     "atom.global.add.f32 \t%f7, [%rd1], %f1;",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 \t{%f1}, {%r1}, {%r2}, {%f1};",
     "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32 \t{%r1}, {%r2}, {%r3}, {%r1};",
+    "wgmma.mma_async.sync.aligned.m64n64k32.satfinite.s32.s8.s8 \t{%r1}, %rd1, %rd2, p;",
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 \t{%f1}, %rd1, %rd2, p, 1, 1, 0, 0;",
 ]
 
 
@@ -149,8 +151,15 @@ def test_an_instruction_that_is_not_exact_refuses_the_lane(tmp_path: Path, line)
     assert not list(tmp_path.iterdir())
 
 
-def test_integer_products_of_the_tensor_cores_are_exact():
-    line = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 \t{%r1}, {%r2}, {%r3}, {%r1};"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 \t{%r1}, {%r2}, {%r3}, {%r1};",
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 \t{%r1}, %rd1, %rd2, p;",
+        "wgmma.wait_group.sync.aligned \t0;",
+    ],
+)
+def test_integer_products_of_the_tensor_cores_are_exact(line):
     assert forbidden_instructions(in_kernel(line)) == {}
 
 
@@ -158,6 +167,11 @@ def test_a_fused_operation_where_the_source_has_none_is_found():
     assert forbidden_instructions(CLEAN) == {}
     for kernel in ("vox_add", "vox_penalise", "vox_embed_q4_k"):
         assert forbidden_instructions(in_kernel("", kernel)) == {kernel: ("fma.rn.ftz.f32",)}
+
+
+def test_of_hopper_the_compiler_is_told_that_it_is_no_other():
+    named = [architecture(capability) for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 1))]
+    assert named == ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_121"]
 
 
 def test_a_text_without_kernels_is_no_clean_text():

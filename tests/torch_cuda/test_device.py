@@ -33,6 +33,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60)
     made = CudaDevice.__new__(CudaDevice)
     made._is_capturing = False
+    made._graphs = None
     made._parameters = Parameters()
     yield made
     sys.modules.pop("mens_torch_cuda.device", None)
@@ -99,6 +100,34 @@ def test_only_kernels_of_one_row_that_wait_themselves_start_early(device, kernel
     module.driver, module._early = Driver(), lambda *given: None
     device.launch(Launch(kernel, (), b"", (128, rows)))
     assert launched == [is_early]
+
+
+def test_a_capture_in_pieces_is_graphs_of_so_many_launches_with_one_pool_of_memory(device, monkeypatch):
+    module, said = sys.modules["mens_torch_cuda.device"], []
+
+    class Graph:
+        def capture_begin(self, *, pool, capture_error_mode):
+            said.append(("begin", pool, capture_error_mode))
+
+        def capture_end(self):
+            said.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph, raising=False)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool", raising=False)
+    for piece, launches, pieces in ((0, 7, 1), (3, 7, 3), (3, 6, 2), (3, 1, 1)):
+        said.clear()
+        graphs = module._Graphs(piece)
+        graphs.begin()
+        for _ in range(launches):
+            graphs.count()
+            said.append("launch")
+        graphs.end()
+        assert len(graphs.made) == pieces
+        size = piece or launches
+        expected = []
+        for first in range(0, launches, size):
+            expected += [("begin", "pool", "thread_local"), *["launch"] * min(size, launches - first), "end"]
+        assert said == expected
 
 
 def test_a_part_of_a_part_is_read_and_looked_at_where_it_lies(device):

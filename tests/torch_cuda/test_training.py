@@ -106,10 +106,10 @@ def test_packed_weights_go_backward_piece_by_piece(lane, reference, monkeypatch,
 
 @pytest.mark.parametrize(("format_", "each"), [("bf16", 2 * 96), ("q8_0", 96 + 2 * 4)])
 def test_a_packed_weight_tells_what_it_takes(lane, format_, each):
-    """300 rows are padded to 320; three blocks of a row have room for four scales."""
+    """300 rows are padded to 384; three blocks of a row have room for four scales."""
     matrix = lane().load_matrix(weight(format_, 9, 300, 96))
     assert isinstance(matrix, PackedMatrix)
-    assert matrix.nbytes == 320 * each
+    assert matrix.nbytes == 384 * each
     assert matrix.nbytes == sum(len(bytes(lane()._device.get(b, np.uint8, (-1,)))) for b in matrix.buffers)
 
 

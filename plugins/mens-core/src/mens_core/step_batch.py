@@ -25,7 +25,9 @@ def assemble(slices: list[Slice]) -> tuple[Batch, list[LogitRow]]:
         sequence, end = piece.sequence, piece.start + piece.count
         if sequence.blocks is None:
             raise AssertionError("a planned sequence owns blocks")
-        sequence.blocks.grow_to(end)
+        # For an answer that goes on, a block sooner than it is written: a lane may begin its next row ahead.
+        ahead = int(sequence.prompt_is_cached)
+        sequence.blocks.grow_to(min(end + ahead, sequence.request.positions))
         tables.append(sequence.blocks.table)
         first = len(token_ids)
         for position in range(piece.start, end):

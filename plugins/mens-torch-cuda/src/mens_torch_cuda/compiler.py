@@ -17,9 +17,11 @@ from typing import Any, Protocol
 from mens_torch_cuda.ptx import forbidden_instructions
 from vox_plugin_api.backend import BackendError
 
-__all__ = ["Compiler", "Kernels", "Nvrtc", "cache_folder", "compile_kernels"]
+__all__ = ["HOPPER", "Compiler", "Kernels", "Nvrtc", "architecture", "cache_folder", "compile_kernels"]
 
 _DIGEST_BYTES = 32
+HOPPER = (9, 0)
+"""The compute capability whose own instructions kernels are compiled with."""
 _UNCACHED = "--no-cache"
 """NVRTC 13.0 keeps code within a process, and finds that of other `--ftz` and `--prec-div` options too."""
 _SHOWN_LINES = 12
@@ -82,6 +84,11 @@ class Nvrtc:
         return cubin, ptx.rstrip(b"\0").decode()
 
 
+def architecture(capability: tuple[int, int]) -> str:
+    """Return what the compiler is told of a GPU; of Hopper, with the instructions that it alone has."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability == HOPPER else ''}"
+
+
 def compile_kernels(
     source: str,
     options: tuple[str, ...],
@@ -99,7 +106,7 @@ def compile_kernels(
     Raises:
         BackendError: `kernels-not-built` or `kernels-not-exact`; the lane can't be used.
     """
-    every = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *options, _UNCACHED)
+    every = (f"--gpu-architecture={architecture(capability)}", *options, _UNCACHED)
     digest = hashlib.sha256(source.encode()).hexdigest()
     try:
         version = compiler.version()

@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 from mens_core.grid_device import Launch
 from mens_core.grid_weights import Bytes, Floats
+from mens_torch_cuda.compiler import HOPPER
 from mens_torch_cuda.finite import are_finite
 from mens_torch_cuda.nodes import UnrecordableError
 from mens_torch_cuda.parameters import Parameters, Part
@@ -71,6 +72,8 @@ class CudaDevice:
         runtime: Any = torch.cuda
         self._aside = runtime.Stream()
         self._is_capturing = False
+        self._graphs: _Graphs | None = None
+        """What is being captured."""
         # Pinned, and made now: no memory of the host can be pinned while a graph is captured.
         self._on_host = torch.empty(_FETCHED, dtype=torch.uint8, pin_memory=True)
         self._uploads: Uploads | None = None
@@ -79,7 +82,10 @@ class CudaDevice:
         self.most_shared = int(runtime.get_device_properties(0).shared_memory_per_block_optin) - _KEPT_SHARED
         """Bytes of shared memory that a launch may ask for."""
         self._number = int(runtime.current_device())
-        self._starts_early = runtime.get_device_capability() >= _EARLY_START
+        capability = runtime.get_device_capability()
+        self._starts_early = capability >= _EARLY_START
+        self.has_warpgroups = capability == HOPPER
+        """Whether four warps multiply matrices from memory that they have in common."""
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Copy an array there; it may be changed as soon as this returns."""
@@ -213,7 +219,10 @@ class CudaDevice:
         arguments = self._parameters.write(launch.buffers, launch.constants)
         if launch.shared:
             self._allow_shared(function, launch)
-        if self._starts_early and starts_early(launch.kernel, rows):
+        is_early = self._starts_early and starts_early(launch.kernel, rows)
+        if self._graphs is not None and not is_early:
+            self._graphs.count()
+        if is_early:
             self._check(driver.cuLaunchKernelEx(_early(launch, groups, rows, stream), function, arguments, 0))
         else:
             self._check(
@@ -222,25 +231,27 @@ class CudaDevice:
                 )
             )
 
-    def capture(self, call: Callable[[], None], side: int = 0) -> Callable[[], None]:
-        """Record the launches of `call` as a CUDA graph; see `replay.Capturing`."""
-        graph = torch.cuda.CUDAGraph()
+    def capture(
+        self, call: Callable[[], None], side: int = 0, piece: int = 0
+    ) -> tuple[Callable[[], None], ...]:
+        """Record the launches of `call` as CUDA graphs; see `replay.Capturing`."""
+        graphs = _Graphs(piece)
         current: Any = torch.cuda.current_stream()
         # A stream of its own: the current one may be the legacy stream, which can't be captured.
         self._aside.wait_stream(current)
-        self._is_capturing = True
+        self._is_capturing, self._graphs = True, graphs
         self._fetched, self._fetch_end = _FETCHED // 2 * side, _FETCHED // 2 * (side + 1)
         try:
             with torch.cuda.stream(self._aside):
-                graph.capture_begin(capture_error_mode="thread_local")
+                graphs.begin()
                 try:
                     call()
                 finally:
-                    graph.capture_end()
+                    graphs.end()
         finally:
-            self._is_capturing = False
+            self._is_capturing, self._graphs = False, None
             current.wait_stream(self._aside)
-        return graph.replay
+        return tuple(graph.replay for graph in graphs.made)
 
     def _allow_shared(self, function: Any, launch: Launch) -> None:
         """Let the kernel have so much shared memory, if it was not allowed before."""
@@ -268,6 +279,33 @@ class CudaDevice:
                 facts={"error": _error_name(result[0])},
                 remedy="Restart the worker; if it happens again, look at the driver's log (dmesg, Xid).",
             )
+
+
+class _Graphs:
+    """A capture in graphs of so many launches; all of them use one pool of memory, in their order."""
+
+    def __init__(self, piece: int) -> None:
+        self.made: list[torch.cuda.CUDAGraph] = []
+        self._piece, self._launched = piece, 0
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def begin(self) -> None:
+        """Begin a graph."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.made.append(graph)
+        self._launched = 0
+
+    def end(self) -> None:
+        """End the one that was begun last."""
+        self.made[-1].capture_end()
+
+    def count(self) -> None:
+        """Note a launch that is about to be made; it begins a graph where the last one is whole."""
+        if self._piece and self._launched == self._piece:
+            self.end()
+            self.begin()
+        self._launched += 1
 
 
 def starts_early(kernel: str, rows: int) -> bool:

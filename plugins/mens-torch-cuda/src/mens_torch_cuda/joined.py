@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from mens_torch_cuda.nodes import Node
 from mens_torch_cuda.packed import PackedMatrix
 
-__all__ = ["NORM_COLUMNS", "QUERIES", "Join", "joins", "wanted_as_codes"]
+__all__ = [
+    *("NORM_COLUMNS", "QUERIES", "ROWS_SHARED", "SOME_RINGS", "SOME_SHARED", "Join", "joins"),
+    *("read_as_codes_alone", "wanted_as_codes"),
+]
 
 NORM_COLUMNS = 48 * 128
-"""kNormChunks of kernels/step.h, in columns."""
+"""kNormChunks of kernels/row_norm.h, in columns."""
 _ROW_COLUMNS = 224 * 128
 """kRowChunks of kernels/step.h, in columns."""
 _MOST_WEIGHTS = 3
@@ -25,8 +28,14 @@ _QUANTUM = 32
 _WIDEST_HEAD = 256
 _MOST_ATTENDING = 64
 """Rows that attend block by block: parts of more would take much memory."""
-QUERIES = 32
+QUERIES = 64
 """Of a group of kernels/attend_rows.h; its heads have at most so many channels, in whole stages."""
+ROWS_SHARED = 4 * (128 * (2 * QUERIES + 4) + 3 * 16 * 128 + 4 * QUERIES)
+"""Bytes of shared memory of such a group: queries and weights, stages, and what is of each query."""
+SOME_RINGS = (6, 3)
+"""Stages of half a group of kernels/some_rows.h: where a multiprocessor has few groups, and where many."""
+SOME_SHARED = 2 * 4 * 16 * 128
+"""Bytes of one stage of both halves."""
 _ONE_CHUNK = 128
 """kOneWidth of kernels/one_row.h."""
 _WIDEST_TILED_HEAD, _STAGE_TERMS = 128, 8
@@ -70,6 +79,18 @@ def wanted_as_codes(nodes: Sequence[Node]) -> set[int]:
         id(node.inputs[0])
         for node in nodes
         if node.kind == "linear" and any(weight.block == _QUANTUM for weight in node.said["weights"])
+    }
+
+
+def read_as_codes_alone(nodes: Sequence[Node]) -> set[int]:
+    """Ids of the tensors that nobody reads but a product of several rows, by their int8 codes."""
+    uses = Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    return {
+        id(node.inputs[0])
+        for at, node in enumerate(nodes)
+        if _tiles(nodes, at, uses) is not None
+        and node.said["weights"][0].block == _QUANTUM
+        and uses[id(node.inputs[0])] == 1
     }
 
 
@@ -159,19 +180,23 @@ def _place(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
     if not wired or any(uses[id(tensor)] != 1 for tensor in inner):
         return None
     width = append.said["cache"].head_dim
-    is_fit = width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    is_fit = (
+        width % 4 == 0 and width <= _WIDEST_HEAD and q_norm.said["width"] == k_norm.said["width"] == width
+    )
     return Join("place", five) if is_fit else None
 
 
 def _one_row(nodes: Sequence[Node], at: int, uses: Counter[int]) -> Join | None:
-    """All from the products of q, k and v to attention's output, of a single row."""
+    """All from the products of q, k and v to attention's output, of rows that each end their sequence."""
     place = _place(nodes, at, uses)
     if place is None or at + len(place.nodes) == len(nodes):
         return None
     q_rope, append, attention = place.nodes[2], place.nodes[4], nodes[at + len(place.nodes)]
     if attention.kind != "attention" or attention.inputs[0] is not q_rope.outputs[0]:
         return None
-    is_sole = attention.inputs[0].shape[0] == 1 and uses[id(q_rope.outputs[0])] == 1
+    rows = attention.inputs[0].shape[0]
+    is_alone = rows == 1 or rows == append.said["batch"].block_tables.shape[0] <= _MOST_ATTENDING
+    is_sole = is_alone and uses[id(q_rope.outputs[0])] == 1
     same = all(attention.said[name] is append.said[name] for name in ("cache", "batch"))
     is_fit = (
         same and attention.said["layer"] == append.said["layer"] and append.said["cache"].head_dim % 4 == 0

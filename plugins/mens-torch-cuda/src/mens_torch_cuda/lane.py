@@ -14,7 +14,7 @@ from mens_core.grid_flags import RowFlags
 from mens_core.grid_ops import GridKvCache, GridRotaryTable, GridTensor
 from mens_core.kernel_source import GROUP
 from mens_core.ops import AttentionSpec, Batch, Fault, Ints, ServedStep
-from mens_torch_cuda.foresight import Foresight, can_be_foreseen
+from mens_torch_cuda.foresight import Foresight, has_one_row_each
 from mens_torch_cuda.launches import Launcher
 from mens_torch_cuda.nodes import Codes, Nodes, Pending, UnrecordableError
 from mens_torch_cuda.operators import CudaOperators
@@ -27,6 +27,11 @@ __all__ = ["CudaOps"]
 _NARROW_BLOCK = 32
 _FLAGS_PER_ROW = 1024
 """Operators of a step that flag rows: more than any model has."""
+_PIECE = 16
+"""Launches of a piece of a step of several rows: one or two thirds of a millisecond of an 8B model."""
+_TIMES_AHEAD = 16
+"""How often a step of several rows could have been begun ahead, until its second recording is made: one takes
+longer than many steps save, and who serves many comes through many numbers of rows."""
 _PART = 2048
 """Logits that one group of vox_step_argmax looks at."""
 
@@ -78,44 +83,60 @@ class CudaOps(CudaOperators):
     ) -> tuple[GridTensor | None, list[Fault]]:
         """A whole step; one of a shape that came before is replayed."""
         self._chosen = None
-        was_greedy = self._foresight.take_greed()
         if not hasattr(self._device, "capture") or not 0 < len(batch.positions) <= MOST_ROWS:
             return self._run_once(step, batch, cache)
         device = cast(Capturing, self._device)
         batch = padded_batch(batch)
-        recording = self._foresight.take(step, batch, cache)
+        recording, begun = self._foresight.meet(step, batch, cache)
         if recording is None:
-            recording = self._found(device, step, batch, cache, side=0)
+            recording = self._found(device, step, batch, batch.positions, cache, side=0)
             if recording is None:
                 return self._run_once(step, batch, cache)
             self._check_ids(recording.vocabulary, batch.token_ids, "embed_tokens")
+            self._foresight.launch()
             recording.begin(device, batch)
+        else:
+            self._foresight.launch()
+            recording.go_on(device, begun)
         self._uploaded.clear()
         self._watched.take()  # of a step that was given up half-way
-        if was_greedy and can_be_foreseen(batch):
+        if self._foresight.wants(batch):
             # Launched before this step is waited for: the GPU goes on while the host reads and thinks.
-            other = self._found(device, step, batch, cache, side=1 - recording.side)
+            following, side = batch.positions + 1, 1 - recording.side
+            other = self._found(device, step, batch, following, cache, side=side, ahead=True)
             if other is not None:
-                other.go_on(device)
-                self._foresight.expect(other, batch)
+                if self._foresight.has_other_tables:
+                    other.places.write_tables(device, batch)
+                begun = self._foresight.pieces(other)
+                other.go_on(device, end=begun)
+                self._foresight.expect(other, begun)
         faults = recording.end(device, batch)
+        self._foresight.end(recording, batch)
         if recording.logits is not None and recording.highest is not None:
             self._chosen = (recording.logits, recording.highest.copy())
-            self._foresight.tell(recording.highest)
         return recording.logits, faults
 
     def _found(
-        self, device: Capturing, step: ServedStep, batch: Batch, cache: GridKvCache, *, side: int
+        self,
+        device: Capturing,
+        step: ServedStep,
+        batch: Batch,
+        positions: Ints,
+        cache: GridKvCache,
+        *,
+        side: int,
+        ahead: bool = False,
     ) -> Recording | None:
-        """The recording of this shape of step; made now, where it is worth it and can be."""
+        """The recording of this shape, for these positions; made now, where it is worth it and can be."""
         shape = (id(step), len(batch.positions), batch.block_tables.shape, len(batch.logit_rows))
         key, other = (*shape, side), self._recordings.find((*shape, 1 - side))
-        if not self._recordings.is_worth_it(key, comes_again=other is not None):
+        times = 2 if other is None else _TIMES_AHEAD if ahead and len(batch.positions) > 1 else 1
+        if not self._recordings.is_worth_it(key, times=times):
             return None
         recording = self._recordings.find(key)
-        if recording is None or not recording.is_current(device, batch.positions, cache):
+        if recording is None or not recording.is_current(device, positions, cache):
             try:
-                recording = self._record(device, step, batch, cache, side, other)
+                recording = self._record(device, step, batch, positions, cache, side, other)
             except (UnrecordableError, BackendError):
                 # What can't be recorded is run; what has no room then says so itself.
                 self._recordings.refuse(key)
@@ -127,6 +148,7 @@ class CudaOps(CudaOperators):
         self, step: ServedStep, batch: Batch, cache: GridKvCache
     ) -> tuple[GridTensor | None, list[Fault]]:
         """A step whose kernels are launched as they are found."""
+        self._foresight.interrupt()
         self._nodes, self._shared = Nodes(Launcher(self._device, self)), _Shared()
         try:
             made, faults = super().run_step(step, batch, cache)
@@ -146,12 +168,13 @@ class CudaOps(CudaOperators):
         device: Capturing,
         step: ServedStep,
         batch: Batch,
+        positions: Ints,
         cache: GridKvCache,
         side: int,
         other: Recording | None,
     ) -> Recording:
         for table in self._tables:
-            table.reach(device, batch.positions)
+            table.reach(device, positions)
         for either in (0, 1):
             device.wait(either)  # nothing runs that the one in whose place this comes would take with it
         if other is None:
@@ -166,7 +189,9 @@ class CudaOps(CudaOperators):
         self._nodes, self._shared = Nodes(Launcher(device, self)), _Shared()
         made: list[Any] = []
         try:
-            start = device.capture(lambda: made.append(self._whole(device, step, batch, cache)), side)
+            # Kernels of one row start early, which a graph's end would hinder.
+            piece = 0 if rows == 1 else _PIECE
+            pieces = device.capture(lambda: made.append(self._whole(device, step, batch, cache)), side, piece)
             spans = self._watched
         finally:
             self._watched, self._recorded, self._nodes = watched, None, None
@@ -184,7 +209,7 @@ class CudaOps(CudaOperators):
             spans=spans,
             of_hidden=of_hidden,
             tables=tuple(recorded.tables.values()),
-            start=start,
+            pieces=pieces,
             kept=self._shared,
         )
 
@@ -202,22 +227,22 @@ class CudaOps(CudaOperators):
             made = step.logits(self, taken, batch, cache)
             logits = GridTensor(made.buffer, made.shape)
             tokens = self._highest(logits)
-            if len(batch.positions) == 1:
-                self._leave_next(tokens)
+            if has_one_row_each(batch):
+                self._leave_next(tokens, len(batch.positions))
             highest = device.fetch(tokens, 4 * logits.shape[0])
         self._nodes.flush()
         flags = tuple(device.fetch(buffer, 4 * end) for buffer, end in self._watched.parts())
         return logits, highest, flags, of_hidden
 
-    def _leave_next(self, tokens: Buffer) -> None:
-        """Leave at the other side what the next step reads, if this one's highest token is chosen."""
+    def _leave_next(self, tokens: Buffer, rows: int) -> None:
+        """Leave at the other side what the next step reads, if this one's highest tokens are chosen."""
         if self._recorded is None:
             raise AssertionError("nothing is being recorded")
         places, following = self._recorded.places, self._recorded.next_places
         self._run(
             "vox_step_next",
             (places.whole, tokens, following.whole),
-            constants(places.count, 0, places.token_at),
+            constants(places.count, rows, 0, places.token_at),
             (places.count, 1),
         )
 

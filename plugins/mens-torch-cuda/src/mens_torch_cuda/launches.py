@@ -8,22 +8,43 @@ from typing import Any, Protocol
 from mens_core.grid_device import Buffer, Device, Launch, constants
 from mens_core.kernel_source import GROUP
 from mens_core.ops import BLOCK, AttentionSpec, Batch
-from mens_torch_cuda.few_rows import TILE_ROWS, few_tile, is_few
-from mens_torch_cuda.joined import QUERIES, Join, joins, wanted_as_codes
+from mens_torch_cuda.code_orders import Order, order_of, room_of
+from mens_torch_cuda.few_rows import coded_tile, core_tile
+from mens_torch_cuda.joined import (
+    QUERIES,
+    ROWS_SHARED,
+    SOME_RINGS,
+    SOME_SHARED,
+    Join,
+    joins,
+    read_as_codes_alone,
+    wanted_as_codes,
+)
 from mens_torch_cuda.nodes import Codes, Node, Pending
 from mens_torch_cuda.packed import PackedMatrix
 from mens_torch_cuda.tile_choice import code_tile, float_tile
 
-__all__ = ["Launcher", "StepMemory"]
+__all__ = ["NORM_THREADS", "Launcher", "StepMemory", "norm_part"]
 
 _MODES = {"add": 1, "silu_gate": 2, "gelu_gate": 3}
 _BLOCK = 32
-_AS_IT_IS, _IN_ROWS, _IN_TILES = 0, 1, 2
-"""A gate that is none; orders of codes (kernels/between.h)."""
+_AS_IT_IS = 0
+"""A gate that is none."""
+_CODE_TILES = {Order.ROWS: code_tile, Order.TILES: coded_tile, Order.CORES: core_tile}
+NORM_THREADS = 256
+"""kNormThreads of kernels/between.h."""
+_SHARED_NORMS = 64
+"""Rows up to which several groups norm one: each reads all of it, and makes a part."""
+_PLACED = GROUP // 32 * 4
+"""kPlaceGroup of kernels/between.h: heads of queries and keys."""
 _AT_ONCE = 528
 """Groups of a product that a large GPU runs at once."""
 _SHARING = (2, 4)
 """Query heads that kernels/attend.h takes together."""
+_TOGETHER = (4, 2, 1)
+"""Query heads of a group of kernels/some_rows.h."""
+_FEW_BLOCKS, _SPREAD = 2, 128
+"""KV blocks that a group may take one after another, however few groups; or groups that may take more."""
 _FEW_PLACES = 16
 """Rows times KV blocks up to which each query head has a group of its own."""
 
@@ -62,17 +83,19 @@ class Launcher:
         self._memory = memory
         self._most_shared = getattr(device, "most_shared", 1 << 30)
         """Bytes of a group's memory in common that may be asked for."""
+        self._has_warpgroups = getattr(device, "has_warpgroups", False)
+        """Whether four warps multiply matrices from memory that they have in common."""
 
     def __call__(self, nodes: list[Node]) -> None:
         """Launch them; every output that someone reads has its memory then."""
-        wanted = wanted_as_codes(nodes)
+        wanted, alone = wanted_as_codes(nodes), read_as_codes_alone(nodes)
         for join in joins(nodes):
             if join.kind == "linear":
                 self._linear(join, wanted)
             elif join.kind == "tiles":
                 self._tiles(join)
             elif join.kind == "between":
-                self._between(join.nodes[0], wanted)
+                self._between(join.nodes[0], wanted, alone)
             elif join.kind == "one_row":
                 self._one_row(join.nodes, wanted)
             elif join.kind == "place":
@@ -80,7 +103,7 @@ class Launcher:
             elif join.kind == "attend":
                 self._attend(join.nodes[0], wanted)
             elif join.kind == "attend_rows":
-                self._attend_rows(join.nodes[0])
+                self._attend_rows(join.nodes[0], wanted, alone)
             else:
                 join.nodes[0].launch()
 
@@ -91,26 +114,30 @@ class Launcher:
         output.bind(self._empty(*output.shape))
         return output.buffer
 
-    def _coded(self, output: Pending, *, can_be_in_tiles: bool = True) -> Codes:
+    def _coded(self, output: Pending, *, in_rows: bool = False) -> Codes:
         rows, columns = output.shape
-        output.codes = self._room_for_codes(
-            rows, columns, are_in_tiles=can_be_in_tiles and is_few(rows, columns)
-        )
+        order = Order.ROWS if in_rows else self._order_of(rows, columns)
+        output.codes = self._room_for_codes(rows, columns, order)
         return output.codes
 
-    def _room_for_codes(self, rows: int, columns: int, *, are_in_tiles: bool) -> Codes:
-        room = -(-rows // TILE_ROWS) * TILE_ROWS if are_in_tiles else rows
-        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), are_in_tiles)
+    def _order_of(self, rows: int, columns: int) -> Order:
+        return order_of(rows, columns, has_warpgroups=self._has_warpgroups)
+
+    def _room_for_codes(self, rows: int, columns: int, order: Order) -> Codes:
+        room = room_of(rows, order)
+        return Codes(self._device.empty(room * columns), self._empty(room, columns // _BLOCK), order)
 
     def _codes(self, x: Any) -> Codes:
         """Codes of a product's input, in the order that the product reads."""
         rows, columns = x.shape
-        if (isinstance(x, Pending) and x.codes is not None) or not is_few(rows, columns):
-            return self._memory.codes(x)
-        codes = self._room_for_codes(rows, columns, are_in_tiles=True)
-        args = constants(columns, _AS_IT_IS, _IN_TILES)
+        if isinstance(x, Pending) and x.codes is not None:
+            return x.codes
+        codes = self._room_for_codes(rows, columns, self._order_of(rows, columns))
+        args = constants(columns, _AS_IT_IS, 0, codes.order)
         buffers = (x.buffer, x.buffer, x.buffer, codes.codes, codes.scales, x.buffer)
         self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
+        if isinstance(x, Pending):
+            x.codes = codes
         return codes
 
     def _linear(self, join: Join, wanted: set[int]) -> None:
@@ -179,7 +206,8 @@ class Launcher:
     def _tiles(self, join: Join) -> None:
         linear, end = join.nodes[0], join.end
         x, weights = linear.inputs[0], linear.said["weights"]
-        rows, none = x.shape[0], x.buffer
+        # What is not used may be anything that is there; x may be there as codes alone.
+        rows, none = x.shape[0], weights[0].buffers[0]
         flags = [self._memory.flags(name, rows) for name in linear.said["names"]]
         if end is None:
             outs = [self._made(output) for output in linear.outputs]
@@ -189,8 +217,10 @@ class Launcher:
         outputs = [weight.rows for weight in weights]
         is_quantised = weights[0].block != 0
         codes = self._codes(x) if is_quantised else None
-        choose = float_tile if codes is None else few_tile if codes.are_in_tiles else code_tile
-        tile = choose(rows, outputs)
+        if codes is None:
+            tile = float_tile(rows, outputs, weights[0].columns)
+        else:
+            tile = _CODE_TILES[codes.order](rows, outputs)
         buffers = (
             *((x.buffer,) if codes is None else (codes.codes, codes.scales)),
             *_filled([weight.buffers[0] for weight in weights], none),
@@ -205,20 +235,23 @@ class Launcher:
         kernel = f"vox_step_tiles_{weights[0].format}_{tile.name}"
         self._device.launch(Launch(kernel, buffers, args, threads, shared=tile.shared, group=tile.group))
 
-    def _between(self, node: Node, wanted: set[int]) -> None:
+    def _between(self, node: Node, wanted: set[int], alone: set[int]) -> None:
         (out,) = node.outputs
         rows, columns = out.shape
-        made, x, is_coded = self._made(out), node.inputs[0], id(out) in wanted
+        x, is_coded, is_kept = node.inputs[0], id(out) in wanted, id(out) not in alone
+        made = self._made(out) if is_kept else x.buffer
         codes = self._coded(out) if is_coded else Codes(x.buffer, x.buffer)
-        order = _order(codes) if is_coded else 0
+        order = codes.order if is_coded else 0
         written = (made, codes.codes, codes.scales, self._memory.flags(node.said["name"], rows))
         if node.kind == "norm":
-            args = constants(columns, order, float(node.said["eps"]))
+            part = norm_part(rows, columns)
+            args = constants(columns, part, int(is_kept), order, float(node.said["eps"]))
             buffers = (x.buffer, node.said["weight"].buffer, *written)
-            self._device.launch(Launch("vox_step_between_norm", buffers, args, (GROUP, rows)))
+            threads = (-(-columns // part) * NORM_THREADS, rows)
+            self._device.launch(Launch("vox_step_between_norm", buffers, args, threads, group=NORM_THREADS))
         else:
             buffers = (x.buffer, node.inputs[1].buffer, *written)
-            args = constants(columns, _MODES[node.kind], order)
+            args = constants(columns, _MODES[node.kind], int(is_kept), order)
             self._device.launch(Launch("vox_step_between_gate", buffers, args, (columns // 4, rows)))
 
     def _place(self, nodes: Sequence[Node]) -> None:
@@ -244,16 +277,25 @@ class Launcher:
             batch.block_tables.shape[1],
             float(q_norm.said["eps"]),
         )
-        groups = heads + 2 * cache.kv_heads
+        groups = -(-(heads + cache.kv_heads) // _PLACED)
         self._device.launch(Launch("vox_step_place", buffers, args, (groups * GROUP, rows)))
 
     def _one_row(self, nodes: Sequence[Node], wanted: set[int]) -> None:
         q_norm, k_norm, q_rope, k_rope, append, attention = nodes
         cache, batch, spec = append.said["cache"], append.said["batch"], attention.said["spec"]
         layer, blocks, (out,) = append.said["layer"], batch.block_tables.shape[1], attention.outputs
+        rows, sharing = out.shape[0], spec.heads // spec.kv_heads
         # Keys and values of a block.
-        shared = 4 * BLOCK * (cache.head_dim + cache.stride)
-        if blocks > _CLUSTER or shared > self._most_shared:
+        shared, ring = 4 * BLOCK * (cache.head_dim + cache.stride), 0
+        together = next(heads for heads in _TOGETHER if sharing % heads == 0)
+        is_fit = blocks <= _CLUSTER
+        if rows > 1:
+            groups = rows * spec.heads // together
+            ring = SOME_RINGS[groups > _AT_ONCE // 2 or SOME_RINGS[0] * SOME_SHARED > self._most_shared]
+            shared = ring * SOME_SHARED
+            is_fit = is_fit and spec.head_dim <= GROUP and (blocks <= _FEW_BLOCKS or groups >= _SPREAD)
+        is_fit = is_fit and shared <= self._most_shared
+        if not is_fit:
             self._place(nodes[:5])
             self._attend(attention, wanted)
             return
@@ -262,16 +304,19 @@ class Launcher:
         made = self._made(out)
         codes = self._coded(out) if is_coded else Codes(raw[0], raw[0])
         flagged = (attention, q_norm, q_rope, k_norm, k_rope)
+        parts: tuple[Buffer, ...] = ()
+        if rows == 1:
+            room = self._memory.attention_parts(spec.heads * blocks * (spec.head_dim + 2))
+            parts = (room, self._memory.counters(spec.heads))
         buffers = (
             *raw,
             *(q_norm.said["weight"].buffer, k_norm.said["weight"].buffer),
             *q_rope.said["angles"],
             *self._memory.places(batch),
             *(cache.keys[layer], cache.values[layer]),
-            self._memory.attention_parts(spec.heads * blocks * (spec.head_dim + 2)),
-            self._memory.counters(spec.heads),
+            *parts,
             *(made, codes.codes, codes.scales),
-            *(self._memory.flags(node.said["name"], 1) for node in flagged),
+            *(self._memory.flags(node.said["name"], rows) for node in flagged),
         )
         args = constants(
             spec.heads,
@@ -280,11 +325,17 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            int(is_coded),
+            codes.order if is_coded else 0,
             float(q_norm.said["eps"]),
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
+        if rows > 1:
+            threads = (spec.heads // together * GROUP, rows)
+            self._device.launch(
+                Launch(f"vox_step_some_rows_{together}_{ring}", buffers, args, threads, shared=shared)
+            )
+            return
         threads = (spec.heads * blocks * GROUP, 1)
         self._device.launch(
             Launch("vox_step_one_row", buffers, args, threads, together=blocks, shared=shared)
@@ -300,7 +351,7 @@ class Launcher:
         is_few_rows = spec.head_dim <= GROUP and (rows > 1 or together > 1)
         codes = Codes(q.buffer, q.buffer)
         if is_coded:
-            codes = self._coded(out, can_be_in_tiles=is_few_rows)
+            codes = self._coded(out, in_rows=not is_few_rows)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
@@ -316,7 +367,7 @@ class Launcher:
             cache.stride,
             blocks,
             spec.window or 0,
-            _order(codes) if is_coded else 0,
+            codes.order if is_coded else 0,
             int(rows == batch.block_tables.shape[0]),
             float(spec.scale),
             float(spec.softcap or 0.0),
@@ -326,14 +377,19 @@ class Launcher:
         groups = blocks * spec.heads // together
         self._device.launch(Launch(kernel, buffers, args, (groups * GROUP, rows)))
 
-    def _attend_rows(self, node: Node) -> None:
+    def _attend_rows(self, node: Node, wanted: set[int], alone: set[int]) -> None:
         q, spec, cache, batch = node.inputs[0], node.said["spec"], node.said["cache"], node.said["batch"]
-        layer, rows = node.said["layer"], q.shape[0]
+        layer, rows, (out,) = node.said["layer"], q.shape[0], node.outputs
         tiles, count = self._memory.row_tiles(batch, QUERIES // (spec.heads // spec.kv_heads))
+        is_coded = id(out) in wanted and spec.head_dim % _BLOCK == 0
+        is_kept = not is_coded or id(out) not in alone
+        made = self._made(out) if is_kept else q.buffer
+        codes = self._coded(out) if is_coded else Codes(q.buffer, q.buffer)
         buffers = (
             *(q.buffer, cache.keys[layer], cache.values[layer]),
             *self._memory.places(batch),
-            *(tiles, self._made(node.outputs[0]), self._memory.flags(node.said["name"], rows)),
+            *(tiles, made, codes.codes, codes.scales),
+            self._memory.flags(node.said["name"], rows),
         )
         args = constants(
             spec.heads,
@@ -343,11 +399,13 @@ class Launcher:
             batch.block_tables.shape[1],
             spec.window or 0,
             count,
+            int(is_kept),
+            codes.order if is_coded else 0,
             float(spec.scale),
             float(spec.softcap or 0.0),
         )
         across = count * spec.kv_heads * GROUP
-        self._device.launch(Launch("vox_step_attend_rows", buffers, args, (across, 1)))
+        self._device.launch(Launch("vox_step_attend_rows", buffers, args, (across, 1), shared=ROWS_SHARED))
 
     @staticmethod
     def _together(spec: AttentionSpec, places: int) -> int:
@@ -358,8 +416,10 @@ class Launcher:
         return sharing
 
 
-def _order(codes: Codes) -> int:
-    return _IN_TILES if codes.are_in_tiles else _IN_ROWS
+def norm_part(rows: int, columns: int) -> int:
+    """Columns of a row that one group of vox_step_between_norm makes."""
+    turn = 4 * NORM_THREADS
+    return turn if rows <= _SHARED_NORMS else -(-columns // turn) * turn
 
 
 def _filled(values: Sequence[Any], rest: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mens_core.grid_device import Buffer
 from mens_core.grid_tensors import GridTensor
+from mens_torch_cuda.code_orders import Order
 
 __all__ = ["Codes", "Node", "Nodes", "Pending", "UnrecordableError"]
 
@@ -26,8 +27,7 @@ class Codes:
 
     codes: Buffer
     scales: Buffer
-    are_in_tiles: bool = False
-    """Whether they lie in the order of kernels/few_rows.h."""
+    order: Order = Order.ROWS
 
 
 class Pending:

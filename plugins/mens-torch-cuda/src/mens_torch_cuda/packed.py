@@ -22,7 +22,7 @@ __all__ = [
 
 OUTPUTS = 16
 """Outputs of a group of kernels/packed.h."""
-_PADDED = 64
+_PADDED = 128
 """Rows are padded to a multiple of this: the outputs of the widest group."""
 _ROWS = 8
 _CHUNK_BLOCKS = 4

@@ -21,8 +21,13 @@ _EXACT = re.compile(r"(?:min|max|neg|abs|setp\.[a-z]+)\.ftz\.f32")
 _CONVERTED = re.compile(
     r"cvt\.(?:rn\.f32\.[su](?:8|16|32)|rn\.f32\.f16|f32\.f16|rzi\.(?:ftz\.)?[su](?:32|64)\.f32)"
 )
-_INTEGER_PRODUCT = re.compile(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32")
+_INTEGER_PRODUCT = re.compile(
+    r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32"
+    r"|wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8"
+)
 """Of the tensor cores: 32-bit sums of 8-bit products, exact in any order. With .satfinite it would not be."""
+_WAITS = re.compile(r"wgmma\.(?:fence|commit_group|wait_group)\.sync\.aligned")
+"""Around them: no arithmetic."""
 _ALLOWED = (_MOVES, _ROUNDED, _EXACT, _CONVERTED)
 
 _WITHOUT_FMA = (
@@ -61,7 +66,7 @@ def forbidden_instructions(ptx: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _is_forbidden(name: str) -> bool:
-    if _INTEGER_PRODUCT.fullmatch(name) is not None:
+    if _INTEGER_PRODUCT.fullmatch(name) is not None or _WAITS.fullmatch(name) is not None:
         return False
     if ".approx" in name or ".full." in name or name.startswith(("mma.", "wgmma.", "wmma.")):
         return True

@@ -1,4 +1,4 @@
-"""A decode step as one CUDA graph: recorded once, replayed with other inputs.
+"""A decode step as a CUDA graph, or as several: recorded once, replayed with other inputs.
 
 A step calls the same kernels with the same weights every time; tokens, positions and KV blocks are read
 from memory. So the launches are captured over buffers that stay where they are. A step copies its inputs
@@ -32,11 +32,14 @@ _ALIGNED = 4
 class Capturing(Device, Protocol):
     """A device that can record launches instead of making them."""
 
-    def capture(self, call: Callable[[], None], side: int = 0) -> Callable[[], None]:
-        """Record what `call` launches and zeroes; return what makes it happen.
+    def capture(
+        self, call: Callable[[], None], side: int = 0, piece: int = 0
+    ) -> tuple[Callable[[], None], ...]:
+        """Record what `call` launches and zeroes; return what makes it happen, piece by piece.
 
         Args:
             side: 0 or 1: what recordings of one side fetch may be read while one of the other side runs.
+            piece: launches of each piece; 0: all of them are one.
 
         Raises:
             UnrecordableError: the call copies to or from the host.
@@ -96,6 +99,11 @@ class Places:
             at += _room(array.size)
         device.write(self.whole, out)
 
+    def write_tables(self, device: Capturing, batch: Batch) -> None:
+        """Copy a batch's block tables there, and nothing else."""
+        tables = batch.block_tables.reshape(-1)
+        device.write(self.block_tables, np.concatenate([tables, np.zeros(-len(tables) % _ALIGNED, np.int32)]))
+
 
 def _arrays(batch: Batch) -> tuple[Ints, ...]:
     """In the order of the fields of `Places`."""
@@ -113,7 +121,8 @@ class Recording:
     """Of two recordings of one step, one may run while the other's results are read."""
     places: Places
     next_places: Places
-    """Of the other side. A run of one row leaves there what comes next, if its highest token is chosen."""
+    """Of the other side. A run leaves there what comes next, if that is the highest token of each row
+    (foresight.py)."""
     vocabulary: int
     """Token ids are below it."""
     logits: GridTensor | None
@@ -128,7 +137,8 @@ class Recording:
     """So many operators came before rows were taken."""
     tables: tuple[tuple[GridRotaryTable, tuple[Buffer, Buffer]], ...]
     """Rotary tables, and where they were when this was recorded."""
-    start: Callable[[], None]
+    pieces: tuple[Callable[[], None], ...]
+    """What makes it happen, one after the other."""
     kept: Any
     """Memory that kernels use between them, held as long as this."""
 
@@ -143,10 +153,12 @@ class Recording:
         self.places.fill(device, batch)
         self.go_on(device)
 
-    def go_on(self, device: Capturing) -> None:
-        """Start the step on what lies in its places."""
-        self.start()
-        device.mark(self.side)
+    def go_on(self, device: Capturing, first: int = 0, end: int | None = None) -> None:
+        """Start some of its pieces, all by default, on what lies in its places."""
+        if first < len(self.pieces):
+            for piece in self.pieces[first:end]:
+                piece()
+            device.mark(self.side)
 
     def end(self, device: Capturing, batch: Batch) -> list[Fault]:
         """Wait for the step; return faults by the batch's rows."""
@@ -162,7 +174,8 @@ class Recordings:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], Recording] = OrderedDict()
-        self._seen: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        """How often it was asked for, before it was recorded."""
         self._refused: set[tuple[Any, ...]] = set()
 
     def __len__(self) -> int:
@@ -174,17 +187,14 @@ class Recordings:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def is_worth_it(self, key: tuple[Any, ...], *, comes_again: bool = False) -> bool:
-        """Whether to record: from the second time on, as most shapes of prefill come once.
-
-        Args:
-            comes_again: known already.
-        """
+    def is_worth_it(self, key: tuple[Any, ...], *, times: int = 2) -> bool:
+        """Whether to record: from so many times on; from the second, as most shapes of prefill come once."""
         if key in self._refused:
             return False
-        if comes_again or key in self._kept or key in self._seen:
+        seen = self._seen.pop(key, 0) + 1
+        if key in self._kept or seen >= times:
             return True
-        self._seen[key] = None
+        self._seen[key] = seen
         while len(self._seen) > _MOST_RECORDINGS:
             self._seen.popitem(last=False)
         return False

@@ -13,7 +13,9 @@ _MULTIPROCESSORS = 132
 """Of a large GPU."""
 _ENOUGH = 264
 """Groups that keep a large GPU busy: with fewer, each has fewer rows or outputs."""
-_QUAD = 4
+_QUAD, _CHUNK = 4, 128
+_ROWS = 32
+"""Rows of the largest tile of several."""
 _FEW = 96
 """Groups below which smaller ones were faster (docs/log.md)."""
 
@@ -32,13 +34,17 @@ class Tile:
     """10^12 float operations a second where each multiprocessor has one group, two, ... (docs/log.md)."""
     group: int = GROUP
     """Threads of a group."""
+    slices: int = 1
+    """Chunks of 128 columns that a group makes at once; with fewer, some of its lanes have nothing to do."""
 
-    def worth(self, rows: int, outputs: Sequence[int]) -> float:
+    def worth(self, rows: int, outputs: Sequence[int], columns: int = _CHUNK) -> float:
         """10^12 useful float operations a second, of a large GPU whose groups are spread evenly."""
         deepest = -(-self.groups(rows, outputs) // _MULTIPROCESSORS)
         turns, rest = divmod(deepest, len(self.speeds))
         took = turns * len(self.speeds) / self.speeds[-1] + (rest / self.speeds[rest - 1] if rest else 0)
-        return rows * sum(outputs) / (_MULTIPROCESSORS * self.rows * self.outputs * took)
+        chunks = -(-columns // _CHUNK)
+        full = chunks / (-(-chunks // self.slices) * self.slices)
+        return full * rows * sum(outputs) / (_MULTIPROCESSORS * self.rows * self.outputs * took)
 
     def groups(self, rows: int, outputs: Sequence[int]) -> int:
         """Groups of a product with these weights side by side."""
@@ -55,6 +61,8 @@ CODE_TILES = {
         Tile("Many", 64, 64),
     )
 }
+_WARPS = 8
+"""Of a group of kernels/sliced.h."""
 _BROAD_TERMS, _BROAD_GAP = 16, 4
 """Terms of a stage, and floats between two of them, of kernels/chains.h."""
 
@@ -65,9 +73,11 @@ def _broad(name: str, rows: int, outputs: int, *speeds: float, are_aside: bool) 
     return Tile(name, rows, outputs, 4 * (stages + rows * outputs * are_aside), speeds)
 
 
-def _sliced(rows: int, outputs: int, slices: int, *, folds: int) -> int:
-    """Bytes of shared memory of kernels/sliced.h: a slice has two stages and a part of its sums."""
-    return slices * (2 * (4 * 8 * rows + 2 * 8 * outputs) + 4 * rows * outputs // folds)
+def _sliced(name: str, rows: int, outputs: int, speed: float, *, parts: int, folds: int) -> Tile:
+    """Of kernels/sliced.h: each of the `parts` of eight warps has two stages, and some of its sums."""
+    slices, stage = _WARPS * parts, 4 * (8 * rows + 4 * outputs + 16 + 8)
+    shared = slices * (2 * stage + 4 * rows * outputs // folds)
+    return Tile(name, rows, outputs, shared, (speed,), 32 * _WARPS, slices)
 
 
 BROAD_TILES = (
@@ -77,8 +87,10 @@ BROAD_TILES = (
 )
 FLOAT_TILES = (
     Tile("8", 8, 32),
-    Tile("Deep", 16, 64, _sliced(16, 64, 16, folds=2), (30,), 512),
-    Tile("Wide", 32, 64, _sliced(32, 64, 8, folds=1), (35,), 256),
+    _sliced("Deep", 16, 64, 32, parts=2, folds=2),
+    _sliced("Even", 32, 48, 34, parts=2, folds=3),
+    _sliced("Wide", 32, 64, 37.5, parts=2, folds=4),
+    _sliced("Short", 32, 64, 36, parts=1, folds=1),
 )
 
 
@@ -95,17 +107,16 @@ def code_tile(rows: int, outputs: Sequence[int]) -> Tile:
     return plain if plain.groups(rows, outputs) >= _FEW else CODE_TILES["Thin"]
 
 
-def float_tile(rows: int, outputs: Sequence[int]) -> Tile:
+def float_tile(rows: int, outputs: Sequence[int], columns: int) -> Tile:
     """Of 16-bit weights."""
-    small, deep, wide = FLOAT_TILES
-    if rows > wide.rows:
-        # Sums of larger tiles go out by fours.
-        large: tuple[Tile, ...] = BROAD_TILES if all(count % _QUAD == 0 for count in outputs) else ()
-        best: Tile = max((*large, wide, deep), key=lambda tile: tile.worth(rows, outputs))
-        return best
-    if rows > deep.rows and wide.groups(rows, outputs) >= _FEW:
-        return wide
-    return deep if rows > small.rows and deep.groups(rows, outputs) >= _FEW else small
+    small, *sliced = FLOAT_TILES
+    if rows <= small.rows:
+        return small
+    # Sums of larger tiles go out by fours.
+    can_be_large = rows > _ROWS and all(count % _QUAD == 0 for count in outputs)
+    tiles = (*(BROAD_TILES if can_be_large else ()), *sliced)
+    best: Tile = max(tiles, key=lambda tile: tile.worth(rows, outputs, columns))
+    return best if rows > _ROWS or best.groups(rows, outputs) >= _FEW else small
 
 
 def broad_tile(rows: int, columns: int) -> Tile:

@@ -1,18 +1,7 @@
-// What lies between the first product and the last one of attention: heads normed, rotated and stored by one
-// kernel, and attention with a group for each KV block, its parts folded in their order by whichever group is
-// the last to finish.
+// Attention with a group for each KV block, its parts folded in their order by whichever group is the last to finish.
 
 namespace vox {
 namespace VOX_ISA {
-
-struct PlaceArgs {  // group (query head, key head or value head, row)
-  int32_t heads;
-  int32_t kv_heads;
-  int32_t head_dim;
-  int32_t value_stride;
-  int32_t blocks_per_sequence;
-  float eps;
-};
 
 struct AttendArgs {  // group (KV block of the row's, set of query heads), row
   int32_t heads;
@@ -28,7 +17,6 @@ struct AttendArgs {  // group (KV block of the row's, set of query heads), row
 };
 
 enum {
-  kHeadSums = kWidestHead / (int)kChunk,
   kChannels = kWidestHead / kGroup,  // of a thread
   kQueryQuads1 = kWidestHead / 4,
   kQueryQuads2 = 2 * kQueryQuads1,
@@ -58,67 +46,6 @@ CANON void see_all() {
 
 }  // namespace VOX_ISA
 }  // namespace vox
-
-// Buffers: raw q, k, v; the norms' weights; the rotary table and its slots; where rows belong; the rotated q, the
-// cache; flags of q's norm, q's rotation, k's norm, k's rotation.
-VOX_KERNEL(vox_step_place)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(float, v, 2), VOX_IN(float, q_norm, 3),
-                           VOX_IN(float, k_norm, 4), VOX_IN(float, table, 5), VOX_IN(int32_t, slots, 6),
-                           VOX_IN(int32_t, positions, 7), VOX_IN(int32_t, sequences, 8),
-                           VOX_IN(int32_t, block_tables, 9), VOX_OUT(float, out, 10), VOX_OUT(float, keys, 11),
-                           VOX_OUT(uint32_t, values, 12), VOX_OUT(int32_t, q_norm_faults, 13),
-                           VOX_OUT(int32_t, q_rope_faults, 14), VOX_OUT(int32_t, k_norm_faults, 15),
-                           VOX_OUT(int32_t, k_rope_faults, 16), VOX_ARGS(PlaceArgs, 17)) {
-  VOX_SHARED float staged[kWidestHead];
-  VOX_SHARED float sums[kHeadSums];
-  wait_for_inputs();
-  const int32_t width = args.head_dim, pairs = width / 2, position = positions[VOX_GROUP_Y], slot = position % (int32_t)kBlock;
-  const bool is_query = VOX_GROUP_X < args.heads, is_value = VOX_GROUP_X >= args.heads + args.kv_heads;
-  const int64_t head = is_query ? VOX_GROUP_X : is_value ? VOX_GROUP_X - args.heads - args.kv_heads : VOX_GROUP_X - args.heads;
-  const int64_t block = block_tables[(int64_t)sequences[VOX_GROUP_Y] * args.blocks_per_sequence + position / (int32_t)kBlock];
-  const int64_t cache = block * args.kv_heads + head;
-  const int64_t first = (VOX_GROUP_Y * (is_query ? args.heads : args.kv_heads) + head) * width;
-  if (is_value) {
-    for (int32_t c = VOX_LOCAL; c < width; c += kGroup)
-      values[(cache * kBlock + slot) * args.value_stride + c] = ((const uint32_t*)v)[first + c];
-    return;
-  }
-  const float* x = (is_query ? q : k) + first;
-  const float* weight = is_query ? q_norm : k_norm;
-  int32_t* norm_faults = is_query ? q_norm_faults : k_norm_faults;
-  int32_t* rope_faults = is_query ? q_rope_faults : k_rope_faults;
-  for (int32_t c = VOX_LOCAL; c < width; c += kGroup) staged[c] = x[c];
-  VOX_BARRIER();
-  const int32_t chunks = (width - 1) / (int32_t)kChunk + 1;
-  if (VOX_LOCAL < chunks) {
-    const int32_t end = (VOX_LOCAL + 1) * (int32_t)kChunk < width ? (VOX_LOCAL + 1) * (int32_t)kChunk : width;
-    float p = 0.0f;
-#pragma unroll 8
-    for (int32_t c = VOX_LOCAL * (int32_t)kChunk; c < end; ++c) p = SumOfSquares::step(staged[c], p);
-    sums[VOX_LOCAL] = p;
-  }
-  VOX_BARRIER();
-  float sum = 0.0f;
-  for (int32_t c = 0; c < chunks; ++c) sum = chunk_folded(c == 0, sum, sums[c]);
-  const float inverse = norm_inverse(sum, (float)width, args.eps);
-  for (int32_t c = VOX_LOCAL; c < width; c += kGroup) {
-    const float y = is_finite(sum) ? normed(staged[c], inverse, weight[c]) : f_from(0x7FC00000);
-    staged[c] = y;
-    if (!is_finite(y)) norm_faults[VOX_GROUP_Y] = 1;
-  }
-  VOX_BARRIER();
-  const int64_t angles = ((int64_t)slots[position / (int32_t)kBlock] * kBlock + slot) * 2 * pairs;
-  for (int32_t i = VOX_LOCAL; i < pairs; i += kGroup) {
-    const Halves<float> y = rotated(staged[i], staged[i + pairs], table[angles + i], table[angles + pairs + i]);
-    if (!is_finite(y.first) || !is_finite(y.second)) rope_faults[VOX_GROUP_Y] = 1;
-    if (is_query) {
-      out[first + i] = y.first;
-      out[first + i + pairs] = y.second;
-    } else {
-      keys[(cache * width + i) * kBlock + slot] = y.first;
-      keys[(cache * width + i + pairs) * kBlock + slot] = y.second;
-    }
-  }
-}
 
 namespace vox {
 namespace VOX_ISA {

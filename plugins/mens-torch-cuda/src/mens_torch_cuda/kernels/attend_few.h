@@ -6,7 +6,10 @@ namespace vox {
 namespace VOX_ISA {
 
 // Keys of one slot over channels, or values of one channel over slots, that a thread has on their way: two parts.
-enum { kPart = 16 };
+enum {
+  kPart = 16,
+  kOfHead = kGroup / 32,  // blocks of codes
+};
 struct HeadPart {
   float terms[kPart];
 };
@@ -78,50 +81,41 @@ struct AttendFew {
     }
   }
 
-  // Divide, write, and make codes: of all heads at once, in shared memory that weights had.
+  // Divide, write, and make codes: a thread a block for the scales, then a thread four channels.
   template <int G>
   CANON void write(const AttendFew& it, const float (&o)[G], const float (&l)[G]) {
     const int32_t width = it.args.head_dim, c = VOX_LOCAL, columns = it.args.heads * width;
-    float y[G];
-    int32_t* magnitudes = (int32_t*)it.at.weights;
     VOX_BARRIER();
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      y[g] = 0.0f;
-      if (c < width) {
-        y[g] = f_div(o[g], l[g]);
-        it.at.out[it.row * columns + (it.head + g) * width + c] = y[g];
-        if (!is_finite(y[g])) it.at.faults[it.row] = 1;
-      }
-      magnitudes[g * kGroup + c] = f_bits(y[g]) & 0x7FFFFFFF;
+      if (c >= width) continue;
+      const float y = f_div(o[g], l[g]);
+      it.at.out[it.row * columns + (it.head + g) * width + c] = y;
+      if (!is_finite(y)) it.at.faults[it.row] = 1;
+      it.at.weights[g * kGroup + c] = y;
     }
-    if (it.args.codes_out == 0) return;
+    if (it.args.codes_out == kNoCodes) return;
     VOX_BARRIER();
-    int8_t* made = (int8_t*)it.at.query;
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const Whole* of_block = (const Whole*)(magnitudes + g * kGroup + c / 32 * 32);
+    const bool is_in_tiles = it.args.codes_out == kCodesOfTiles;
+    const int32_t first = c % kOfHead * 32;
+    if (c < G * kOfHead && first < width) {
       int32_t amax = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const Whole four = of_block[j];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) amax = four.values[k] > amax ? four.values[k] : amax;
+      for (int j = 0; j < 32; j += 4) {
+        const int32_t four = four_magnitude(*(const Quad*)(it.at.weights + c / kOfHead * kGroup + first + j));
+        amax = four > amax ? four : amax;
       }
       const float d = activation_scale(amax);
-      const int64_t column = (it.head + g) * width + c;
-      if (c < width && c % 32 == 0)
-        it.at.scales[code_scale_at(it.args.codes_out == kCodesOfTiles, it.row, column / 32, columns / 32)] = d;
-      made[g * kGroup + c] = has_codes(d) ? (int8_t)activation_code(y[g], activation_inverse(amax)) : (int8_t)0;
+      it.at.highest[c] = code_inverse(d, amax);
+      const int64_t column = (it.head + c / kOfHead) * width + first;
+      it.at.scales[code_scale_at(is_in_tiles, it.row, column / 32, columns / 32)] = d;
     }
     VOX_BARRIER();
-    for (int32_t i = VOX_LOCAL; i < G * kGroup / 4; i += kGroup) {
-      const int32_t channel = i * 4 % kGroup;
-      const int64_t column = (it.head + i * 4 / kGroup) * width + channel;
-      if (channel < width)
-        *(uint32_t*)(it.at.codes + code_at(it.args.codes_out == kCodesOfTiles, it.row, column, columns)) =
-            ((const uint32_t*)made)[i];
-    }
+    const int32_t channel = c * 4 % kGroup, g = c * 4 / kGroup;
+    if (g >= G || channel >= width) return;
+    const uint32_t word =
+        four_codes(*(const Quad*)(it.at.weights + g * kGroup + channel), it.at.highest[g * kOfHead + channel / 32]);
+    *(uint32_t*)(it.at.codes + code_at(is_in_tiles, it.row, (it.head + g) * width + channel, columns)) = word;
   }
 
   template <int G>

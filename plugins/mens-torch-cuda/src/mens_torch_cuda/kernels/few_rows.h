@@ -1,4 +1,4 @@
-// Few rows times Q8_0 weights on tensor cores: both sides go straight from memory into the registers of the lanes
+// Few rows times Q8_0 weights of few outputs on tensor cores: both sides go straight from memory into the registers of the lanes
 // that multiply them, and nothing waits for a stage of shared memory. The products and sums are those of tiles.h.
 //
 // A warp has every `Slices`th chunk of the columns, for kM rows and the kWarpN outputs that its slice shares; each
@@ -89,7 +89,7 @@ struct FewRows {
     kQuads = TilesM * TilesN * Warps,             // of a lane's sums, for all warps of a slice
     kTotals = (kQuads + 3) / 4,                   // quads that a thread folds
     kExpectedRounds = 3,
-    all = Slices == 1 ? 1 : 2 * Slices * kQuads * 32,  // quads
+    all = 2 * Slices * kQuads * 32,  // quads
     kRowTwos = TilesM * 2,
   };
 
@@ -223,7 +223,7 @@ struct FewRows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) load_row_scales(at, held, slice, half);
     }
-    Quad total[Slices == 1 ? TilesM * TilesN : kTotals];
+    Quad total[kTotals];
     int32_t half = 0;
 #pragma unroll 1
     for (int32_t first = 0; first < chunks; first += Slices) {
@@ -232,18 +232,6 @@ struct FewRows {
       const int32_t afar = here + (kExpectedRounds + 1) * Slices;
       if (afar < chunks) expect_weights(at, afar);
       if (here < chunks) chunk(at, held, here, here + Slices, here + Slices < chunks, p);
-      if (Slices == 1) {
-#pragma unroll
-        for (int i = 0; i < TilesM; ++i)
-#pragma unroll
-          for (int j = 0; j < TilesN; ++j)
-#pragma unroll
-            for (int q = 0; q < 4; ++q) {
-              float& sum = total[i * TilesN + j].values[q];
-              sum = chunk_folded(first == 0, sum, p[i][j][q]);
-            }
-        continue;
-      }
       Quad* made = shared + half * Slices * kQuads * 32;
       half = 1 - half;
       if (here < chunks) {
@@ -273,8 +261,8 @@ struct FewRows {
     float* out = which == 0 ? in.out0 : which == 1 ? in.out1 : in.out2;
     int32_t* faults = which == 0 ? in.faults0 : which == 1 ? in.faults1 : in.faults2;
 #pragma unroll
-    for (int u = 0; u < (Slices == 1 ? TilesM * TilesN : kTotals); ++u) {
-      const int quad = Slices == 1 ? beside * TilesM * TilesN + u : warp + 4 * u;
+    for (int u = 0; u < kTotals; ++u) {
+      const int quad = warp + 4 * u;
       if (quad >= kQuads) continue;
       const int i = quad % (TilesM * TilesN) / TilesN, j = quad % TilesN, of = quad / (TilesM * TilesN);
 #pragma unroll
@@ -299,10 +287,8 @@ struct FewRows {
   typedef FewRows<TilesM, TilesN, Slices> FewRows##name; \
   enum { kFewRows##name = FewRows##name::all };
 VOX_FEW_ROWS(16x32, 1, 4, 4)
-VOX_FEW_ROWS(16x128, 1, 4, 1)
 VOX_FEW_ROWS(32x16, 2, 2, 4)
 VOX_FEW_ROWS(32x32, 2, 4, 4)
-VOX_FEW_ROWS(32x128, 2, 4, 1)
 #undef VOX_FEW_ROWS
 
 }  // namespace VOX_ISA
@@ -320,8 +306,6 @@ VOX_FEW_ROWS(32x128, 2, 4, 1)
     FewRows##name::run(in, args, (Quad*)shared);                                                                    \
   }
 VOX_STEP_FEW_ROWS(16x32, 3)
-VOX_STEP_FEW_ROWS(16x128, 3)
 VOX_STEP_FEW_ROWS(32x16, 3)
 VOX_STEP_FEW_ROWS(32x32, 2)
-VOX_STEP_FEW_ROWS(32x128, 2)
 #undef VOX_STEP_FEW_ROWS

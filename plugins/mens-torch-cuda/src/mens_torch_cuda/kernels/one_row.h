@@ -32,6 +32,7 @@ struct OneRowArgs {  // group (query head, KV block of the row's), row
 
 struct NextArgs {  // thread (integer)
   int32_t count;
+  int32_t rows;
   int32_t position_at;
   int32_t token_at;
 };
@@ -311,12 +312,14 @@ VOX_KERNEL(vox_step_one_row)(VOX_IN(float, q, 0), VOX_IN(float, k, 1), VOX_IN(fl
   attend_one(at, in, args, of_heads);
 }
 
-// Where the next row of the same sequence is, and that its token is the highest: what the next step reads, if that
-// is the token that is chosen.
+// Where the next row of each sequence is, and that its token is the highest: what the next step reads, if those are
+// the tokens that are chosen.
 VOX_KERNEL(vox_step_next)(VOX_IN(int32_t, places, 0), VOX_IN(int32_t, highest, 1), VOX_OUT(int32_t, next, 2),
                           VOX_ARGS(NextArgs, 3)) {
   wait_for_inputs();
   const int32_t i = (int32_t)VOX_THREAD_X;
   if (i >= args.count) return;
-  next[i] = i == args.token_at ? highest[0] : places[i] + (i == args.position_at ? 1 : 0);
+  const int32_t token = i - args.token_at, position = i - args.position_at;
+  const bool is_token = token >= 0 && token < args.rows, is_position = position >= 0 && position < args.rows;
+  next[i] = is_token ? highest[token] : places[i] + (is_position ? 1 : 0);
 }

@@ -30,6 +30,9 @@ enum {
   kStaged = kWidest * ((int)kChunk + 1),  // one float more per chunk: threads of different chunks read different banks
 };
 
+// Bytes from one chunk of eight outputs to the next: of codes in blocks of 32, and of their scales.
+enum { kCodesApart = 8 * (int)kChunk, kScalesApart = 8 * (int)kChunk / 32 * 2 };
+
 // Where piece `p` of output `n` lies.
 CANON int64_t piece_at(int64_t n, int64_t p, int64_t pieces) { return (n / 8 * pieces + p) * 8 + n % 8; }
 // Where the scale of block `b` of output `n` lies.
